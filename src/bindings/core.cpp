@@ -1,0 +1,311 @@
+// The extension `lily._core`: converts, releases the interpreter lock, calls.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "base/error.h"
+#include "runtime/session.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace lily {
+namespace {
+
+using Ids = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Row = nb::ndarray<nb::numpy, float, nb::ndim<1>>;
+using Rows = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+
+std::span<const uint32_t> span(const Ids& ids) { return {ids.data(), ids.size()}; }
+
+Row array(std::vector<float> values) {
+  auto* owned = new std::vector<float>(std::move(values));
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
+  return Row(owned->data(), {owned->size()}, owner);
+}
+
+// lily's exceptions become the classes in lily.errors, a bad argument ValueError.
+void register_errors() {
+  nb::register_exception_translator([](const std::exception_ptr& p, void*) {
+    const char* name = nullptr;
+    std::string text;
+    try {
+      std::rethrow_exception(p);
+    } catch (const ArgumentError& e) {
+      PyErr_SetString(PyExc_ValueError, e.what());
+      return;
+    } catch (const CheckpointError& e) {
+      name = "CheckpointError", text = e.what();
+    } catch (const DeviceError& e) {
+      name = "DeviceError", text = e.what();
+    } catch (const ContextError& e) {
+      name = "ContextError", text = e.what();
+    } catch (const Cancelled& e) {
+      name = "Cancelled", text = e.what();
+    } catch (const InternalError& e) {
+      name = "InternalError", text = e.what();
+    }
+    nb::object type = nb::module_::import_("lily.errors").attr(name);
+    PyErr_SetString(type.ptr(), text.c_str());
+  });
+}
+
+// Called from C++ without the lock: lets Python handle signals, then the caller's function.
+template <class A, class B>
+std::function<void(A, B)> polling(const nb::object& callback) {
+  return [&callback](A done, B total) {
+    nb::gil_scoped_acquire lock;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (!callback.is_none()) callback(done, total);
+  };
+}
+
+FileType file_type(const std::string& name) {
+  if (name == "U32") return FileType::u32;
+  if (name == "BF16") return FileType::bf16;
+  if (name == "F16") return FileType::f16;
+  if (name == "F32") return FileType::f32;
+  throw CheckpointError("dtype " + name + ", expected U32, BF16, F16 or F32");
+}
+
+Precision precision_named(const std::string& name) {
+  if (name == "fast") return Precision::fast;
+  if (name == "float32") return Precision::float32;
+  throw ArgumentError("precision: expected \"fast\" or \"float32\", found \"" + name + "\"");
+}
+
+PlanKind plan_kind(const std::string& name) {
+  const char* names[] = {"prefill", "prompt", "score", "step", "pick", "next_greedy", "next_drawn"};
+  for (size_t i = 0; i < std::size(names); ++i)
+    if (name == names[i]) return static_cast<PlanKind>(i);
+  throw ArgumentError("kind: no plan is called \"" + name + "\"");
+}
+
+struct PyDevice {
+  std::shared_ptr<Device> device;
+};
+
+EngineOptions engine_options(const std::string& precision, uint32_t chunk, size_t memory_bytes,
+                             uint32_t io_threads) {
+  return {precision_named(precision), chunk, io_threads, memory_bytes};
+}
+
+nb::dict need_dict(const MemoryNeed& need) {
+  nb::dict d;
+  d["weight_bytes"] = need.weight_bytes;
+  d["session_bytes"] = need.session_bytes;
+  d["position_bytes"] = need.position_bytes;
+  d["scratch_bytes"] = need.scratch_bytes;
+  d["available_bytes"] = need.available_bytes;
+  d["largest_context"] = need.largest_context();
+  return d;
+}
+
+nb::dict stats_dict(const PlanStats& s) {
+  nb::dict d;
+  d["dispatches"] = s.dispatches;
+  d["stages"] = s.stages;
+  d["barriers"] = s.barriers;
+  d["weight_bytes"] = s.weight_bytes;
+  d["read_bytes"] = s.read_bytes;
+  d["written_bytes"] = s.written_bytes;
+  d["temporary_bytes"] = s.temporary_bytes;
+  return d;
+}
+
+void bind_config(nb::module_& m) {
+  nb::class_<Config>(m, "Config", "Dimensions of a checkpoint, named as in its config.json.")
+      .def(nb::init<>())
+      .def_rw("hidden_size", &Config::hidden_size)
+      .def_rw("vocab_size", &Config::vocab_size)
+      .def_rw("num_attention_heads", &Config::num_attention_heads)
+      .def_rw("num_key_value_heads", &Config::num_key_value_heads)
+      .def_rw("head_dim", &Config::head_dim)
+      .def_rw("rotary_dim", &Config::rotary_dim)
+      .def_rw("linear_num_key_heads", &Config::linear_num_key_heads)
+      .def_rw("linear_num_value_heads", &Config::linear_num_value_heads)
+      .def_rw("linear_key_head_dim", &Config::linear_key_head_dim)
+      .def_rw("linear_value_head_dim", &Config::linear_value_head_dim)
+      .def_rw("num_experts", &Config::num_experts)
+      .def_rw("num_experts_per_tok", &Config::num_experts_per_tok)
+      .def_rw("moe_intermediate_size", &Config::moe_intermediate_size)
+      .def_rw("shared_expert_intermediate_size", &Config::shared_expert_intermediate_size)
+      .def_rw("rms_norm_eps", &Config::rms_norm_eps)
+      .def_rw("rope_theta", &Config::rope_theta)
+      .def_rw("tie_word_embeddings", &Config::tie_word_embeddings)
+      .def_rw("full_attention", &Config::full_attention)
+      .def_rw("n_tokens", &Config::n_tokens);
+
+  nb::class_<TensorTable>(m, "TensorTable", "Where a checkpoint's tensors are.")
+      .def(nb::init<>())
+      .def_rw("files", &TensorTable::files)
+      .def_rw("published", &TensorTable::published)
+      .def(
+          "add_tensor",
+          [](TensorTable& t, const std::string& name, uint32_t file, uint64_t offset,
+             uint64_t bytes, const std::string& dtype, std::vector<uint64_t> shape) {
+            t.tensors[name] = {file, offset, bytes, file_type(dtype), std::move(shape)};
+          },
+          "name"_a, "file"_a, "offset"_a, "bytes"_a, "dtype"_a, "shape"_a)
+      .def(
+          "add_format",
+          [](TensorTable& t, const std::string& module, uint32_t bits, uint32_t group) {
+            t.formats[module] = {bits, group};
+          },
+          "module"_a, "bits"_a, "group"_a);
+}
+
+void bind_engine(nb::module_& m) {
+  nb::class_<PyDevice>(m, "Device", "A device: \"auto\", \"cpu\" or \"metal\".")
+      .def(
+          "__init__",
+          [](PyDevice* self, const std::string& name, uint32_t threads) {
+            nb::gil_scoped_release unlocked;
+            new (self) PyDevice{make_device(name, threads)};
+          },
+          "name"_a, "threads"_a)
+      .def_prop_ro("name", [](const PyDevice& d) { return d.device->info().name; })
+      .def_prop_ro("description", [](const PyDevice& d) { return d.device->info().description; })
+      .def_prop_ro("memory_bytes", [](const PyDevice& d) { return d.device->info().memory_bytes; })
+      .def_prop_ro("weight_bytes_read",
+                   [](const PyDevice& d) { return d.device->weight_bytes_read(); });
+
+  m.def(
+      "memory_need",
+      [](PyDevice& d, const Config& config, const TensorTable& table, const std::string& precision,
+         uint32_t chunk, size_t memory_bytes) {
+        return need_dict(Engine::need(*d.device, config, table,
+                                      engine_options(precision, chunk, memory_bytes, 1)));
+      },
+      "device"_a, "config"_a, "table"_a, "precision"_a, "chunk"_a, "memory_bytes"_a);
+  m.def(
+      "plan_stats",
+      [](PyDevice& d, const Config& config, const TensorTable& table, const std::string& precision,
+         const std::string& kind, bool single_block, bool penalties, uint32_t chunk) {
+        return stats_dict(Engine::stats(
+            *d.device, config, table, engine_options(precision, chunk, 0, 1),
+            {.kind = plan_kind(kind), .single_block = single_block, .penalties = penalties}));
+      },
+      "device"_a, "config"_a, "table"_a, "precision"_a, "kind"_a, "single_block"_a,
+      "penalties"_a, "chunk"_a);
+
+  nb::class_<Engine>(m, "Engine", "A loaded model.")
+      .def_static(
+          "load",
+          [](PyDevice& d, const Config& config, const TensorTable& table,
+             const std::string& precision, uint32_t chunk, size_t memory_bytes, uint32_t io_threads,
+             nb::object progress) {
+            const EngineOptions options = engine_options(precision, chunk, memory_bytes, io_threads);
+            auto poll = polling<uint64_t, uint64_t>(progress);
+            nb::gil_scoped_release unlocked;
+            return Engine::load(d.device, config, table, options, poll);
+          },
+          "device"_a, "config"_a, "table"_a, "precision"_a, "chunk"_a, "memory_bytes"_a,
+          "io_threads"_a, "progress"_a.none())
+      .def_prop_ro("memory", [](Engine& e) { return need_dict(e.memory()); })
+      .def_prop_ro("chunk", [](Engine& e) { return e.options().chunk; })
+      .def(
+          "plan_stats",
+          [](Engine& e, const std::string& kind, bool single_block, bool penalties) {
+            return stats_dict(e.plan({.kind = plan_kind(kind),
+                                      .single_block = single_block,
+                                      .penalties = penalties})
+                                  .stats());
+          },
+          "kind"_a, "single_block"_a, "penalties"_a);
+}
+
+void bind_session(nb::module_& m) {
+  nb::class_<Snapshot>(m, "Snapshot", "A session's state at one position.")
+      .def_prop_ro("position", [](const Snapshot& s) { return s.tokens.size(); })
+      .def_prop_ro("bytes",
+                   [](const Snapshot& s) {
+                     return s.state->bytes + s.ring->bytes + (s.logits ? s.logits->bytes : 0);
+                   })
+      .def_prop_ro("tokens", [](const Snapshot& s) { return s.tokens; })
+      .def_prop_ro("pending", [](const Snapshot& s) { return s.pending; });
+
+  nb::class_<Session>(m, "Session", "One token timeline.")
+      .def(nb::init<std::shared_ptr<Engine>, uint32_t>(), "engine"_a, "context"_a)
+      .def(
+          "prefill",
+          [](Session& s, const Ids& tokens, nb::object progress) {
+            auto poll = polling<uint32_t, uint32_t>(progress);
+            nb::gil_scoped_release unlocked;
+            s.prefill(span(tokens), poll);
+          },
+          "tokens"_a, "progress"_a.none())
+      .def(
+          "score",
+          [](Session& s, const Ids& tokens, nb::object progress) {
+            const size_t v = s.engine().config().vocab_size;
+            auto* values = new std::vector<float>(tokens.size() * v);
+            nb::capsule owner(
+                values, [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
+            {
+              auto poll = polling<uint32_t, uint32_t>(progress);
+              nb::gil_scoped_release unlocked;
+              s.score(span(tokens), values->data(), poll);
+            }
+            return Rows(values->data(), {tokens.size(), v}, owner);
+          },
+          "tokens"_a, "progress"_a.none())
+      .def("decode", &Session::decode, "token"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("logits",
+           [](const Session& s) -> std::optional<Row> {
+             const float* p = s.logits();
+             if (!p) return std::nullopt;
+             const size_t v =
+                 const_cast<Session&>(s).engine().config().vocab_size;
+             return array({p, p + v});
+           })
+      .def(
+          "start",
+          [](Session& s, float temperature, uint32_t top_k, float top_p, float min_p,
+             float repetition, float presence, float frequency, uint64_t seed,
+             std::vector<std::pair<uint32_t, float>> bias, uint32_t max_tokens) {
+            const Draw draw{.temperature = temperature,
+                            .top_p = top_p,
+                            .min_p = min_p,
+                            .repetition = repetition,
+                            .presence = presence,
+                            .frequency = frequency,
+                            .top_k = top_k,
+                            .n_bias = 0,
+                            .seed = seed};
+            nb::gil_scoped_release unlocked;
+            s.start(draw, std::move(bias), max_tokens);
+          },
+          "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "repetition"_a, "presence"_a,
+          "frequency"_a, "seed"_a, "bias"_a, "max_tokens"_a)
+      .def("next", &Session::next, nb::call_guard<nb::gil_scoped_release>())
+      .def("stop", &Session::stop, nb::call_guard<nb::gil_scoped_release>())
+      .def("cancel", &Session::cancel)
+      .def_prop_ro("cancelled", &Session::cancelled)
+      .def("reset", &Session::reset, nb::call_guard<nb::gil_scoped_release>())
+      .def("snapshot", &Session::snapshot, nb::call_guard<nb::gil_scoped_release>())
+      .def("restore", &Session::restore, "snapshot"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("discard_pending", &Session::discard_pending, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("position", &Session::position)
+      .def_prop_ro("context", &Session::context)
+      .def_prop_ro("pending", &Session::pending)
+      .def_prop_ro("tokens", [](const Session& s) { return s.tokens(); })
+      .def_prop_ro("kv_bytes", &Session::kv_bytes)
+      .def("state", [](const Session& s, uint32_t layer) { return array(s.state(layer)); }, "layer"_a)
+      .def("conv", [](const Session& s, uint32_t layer) { return array(s.conv(layer)); }, "layer"_a);
+}
+
+}  // namespace
+}  // namespace lily
+
+NB_MODULE(_core, m) {
+  m.doc() = "lily's C++ core. Use the classes in `lily`; this module's names may change.";
+  lily::register_errors();
+  lily::bind_config(m);
+  lily::bind_engine(m);
+  lily::bind_session(m);
+}

@@ -1,0 +1,120 @@
+// What lily asks of a device. `cpu` and `metal` implement this header and nothing else.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "metal/contract.h"
+
+namespace lily {
+
+// The build of every kernel: `fast` keeps activations in bf16, `float32` keeps all in float32.
+enum class Precision : uint8_t { fast, float32 };
+
+// Memory that host and device share. Zeroed when allocated.
+struct Buffer {
+  virtual ~Buffer() = default;
+  std::byte* data = nullptr;
+  size_t bytes = 0;
+};
+
+// A byte range bound to a kernel's slot.
+struct Slot {
+  Buffer* buffer = nullptr;
+  size_t offset = 0, bytes = 0;
+};
+
+struct Kernel {
+  virtual ~Kernel() = default;
+};
+
+struct Dispatch {
+  const Kernel* kernel;
+  std::span<const Slot> slots;
+  std::span<const std::byte> params;
+};
+
+struct Timing {
+  double start_s = 0, end_s = 0;  // on the device's clock
+};
+
+// Work recorded in order; dispatches between two barriers may overlap. Committed buffers of one
+// device run one after the other, in the order of their commits.
+struct CommandBuffer {
+  virtual ~CommandBuffer() = default;
+  virtual void dispatch(const Dispatch&) = 0;
+  virtual void barrier() = 0;
+  virtual void commit() = 0;
+  // Throws DeviceError if any of its work failed. May be called again.
+  virtual Timing wait() = 0;
+};
+
+// One matrix of a packed weight, in the checkpoint's form: affine codes of 4 or 8 bits with bf16
+// scales and biases per group, or bf16 (bits = 16).
+struct Segment {
+  uint32_t bits, rows, cols, group;
+};
+
+// A weight that one kernel slot reads: `experts` times the same segments, one below the other.
+struct PackSpec {
+  std::vector<Segment> segments;
+  uint32_t experts = 1;
+};
+
+// The checkpoint's bytes for some rows of a segment. They need no alignment.
+struct RawRows {
+  const std::byte* weight;            // [rows, cols · bits / 8]
+  const std::byte* scales = nullptr;  // bf16 [rows, cols / group]
+  const std::byte* biases = nullptr;  // bf16 [rows, cols / group]
+};
+
+// Numbers that a device chooses and contracts mention.
+struct Tuning {
+  uint32_t delta_partials = 1;   // PARTIALS of delta_step
+  uint32_t head_maxima = 1;      // MAXIMA of head
+  uint32_t chunk = 512;          // tokens of a prefill pass
+  uint32_t single_block = 128;   // up to so many keys, attention is one block and needs no merge
+  uint32_t max_blocks = 256;     // attention blocks of a decode step, at most
+  uint32_t (*block)(uint32_t keys) = nullptr;  // keys of an attention block beyond that
+};
+
+struct DeviceInfo {
+  std::string name;         // "cpu"
+  std::string description;  // "cpu avx512_bf16 amx_bf16, 2 threads"
+  size_t memory_bytes = 0;  // what weights and sessions may use together
+};
+
+struct Device {
+  virtual ~Device() = default;
+  virtual const DeviceInfo& info() const = 0;
+  virtual const Tuning& tuning() const = 0;
+
+  virtual std::shared_ptr<Buffer> allocate(size_t bytes, const std::string& label) = 0;
+
+  // Weights are opaque: only the device knows the packed form. Rows arrive in any order.
+  virtual size_t packed_bytes(const PackSpec&) const = 0;
+  virtual void pack_begin(const PackSpec&, std::byte* packed) const = 0;
+  virtual void pack_rows(const PackSpec&, std::byte* packed, uint32_t expert, uint32_t segment,
+                         uint32_t first_row, uint32_t n_rows, const RawRows&) const = 0;
+  // The weights as float32 [rows, cols], for tests.
+  virtual void unpack(const PackSpec&, const std::byte* packed, uint32_t expert, uint32_t segment,
+                      float* out) const = 0;
+
+  // `constants` has the layout of the contract's Constants.
+  virtual const Kernel* kernel(const Contract&, std::span<const std::byte> constants,
+                               Precision) = 0;
+  virtual std::unique_ptr<CommandBuffer> command_buffer() = 0;
+
+  // Packed weight bytes that kernels have read so far, on devices that count them.
+  virtual uint64_t weight_bytes_read() const { return 0; }
+};
+
+// "auto", "cpu" or "metal". `threads` is for the CPU device; 0 means one for each physical core.
+std::shared_ptr<Device> make_device(const std::string& name, uint32_t threads);
+
+}  // namespace lily

@@ -1,0 +1,112 @@
+// Mixture of experts: routing, the chosen experts and the shared one.
+#include "metal/experts_down_add.h"
+#include "metal/experts_up.h"
+#include "metal/prefill_combine.h"
+#include "metal/prefill_experts_down.h"
+#include "metal/prefill_experts_up.h"
+#include "metal/prefill_route.h"
+#include "metal/prefill_scatter.h"
+#include "metal/prefill_topk.h"
+#include "metal/route_shared.h"
+#include "ops/ops.h"
+
+namespace lily {
+
+Routed Ops::route_shared(const Tensor& x, const Tensor& norm, const Tensor& route) {
+  const uint32_t experts = c_.num_experts, shared = c_.shared_expert_intermediate_size;
+  Routed r;
+  if (prefill()) {
+    r.y = normed(x, norm);
+    r.logits = f32({rows(), experts + 1});
+    r.shared = act({rows(), shared});
+    rec_.dispatch<PrefillRoute>(
+        {.y = r.y, .weight = route, .logits = r.logits, .shared = r.shared},
+        {.D = c_.hidden_size, .EXPERTS = experts, .SHARED = shared},
+        [](auto& p, const Step& s) { p.rows = s.rows; });
+    return r;
+  }
+  r.logits = f32({experts + 1});
+  r.shared = act({shared});
+  rec_.dispatch<RouteShared>(
+      {.x = x, .gamma = norm, .weight = route, .logits = r.logits, .shared = r.shared},
+      {.D = c_.hidden_size, .EXPERTS = experts, .SHARED = shared, .EPS = c_.rms_norm_eps},
+      [](auto& p, const Step&) { p.rows = 1; });
+  return r;
+}
+
+void Ops::experts_up(Routed& r, const Tensor& x, const Tensor& norm, const Tensor& up) {
+  const uint32_t experts = c_.num_experts, top = c_.num_experts_per_tok;
+  const uint32_t f = c_.moe_intermediate_size, t = rows();
+  if (prefill()) {
+    r.ids = u32({t, top});
+    r.shares = f32({t, top + 1});
+    r.h = act({t * top, f});
+    r.offsets = u32({experts + 1});
+    r.inv = u32({t, top});
+    Tensor src = u32({t, top});
+    rec_.dispatch<PrefillTopk>({.logits = r.logits, .ids = r.ids, .shares = r.shares},
+                               {.EXPERTS = experts, .TOP = top},
+                               [](auto& p, const Step& s) { p.rows = s.rows; });
+    rec_.dispatch<PrefillScatter>(
+        {.ids = r.ids, .offsets = r.offsets, .src = src, .inv = r.inv},
+        {.EXPERTS = experts, .TOP = top}, [](auto& p, const Step& s) { p.rows = s.rows; });
+    rec_.dispatch<PrefillExpertsUp>(
+        {.y = r.y, .offsets = r.offsets, .src = src, .weight = up, .h = r.h},
+        {.D = c_.hidden_size, .EXPERTS = experts, .TOP = top, .F = f},
+        [](auto& p, const Step& s) { p.rows = s.rows; });
+    return;
+  }
+  r.ids = u32({top});
+  r.shares = f32({top + 1});
+  r.h = act({top, f});
+  rec_.dispatch<ExpertsUp>({.x = x,
+                            .gamma = norm,
+                            .logits = r.logits,
+                            .weight = up,
+                            .ids = r.ids,
+                            .shares = r.shares,
+                            .h = r.h},
+                           {.D = c_.hidden_size,
+                            .EXPERTS = experts,
+                            .TOP = top,
+                            .F = f,
+                            .EPS = c_.rms_norm_eps},
+                           [](auto& p, const Step&) { p.rows = 1; },
+                           {{4, up.bytes / experts * top}});
+}
+
+void Ops::experts_down_add(const Routed& r, const Tensor& down, const Tensor& shared_down,
+                           const Tensor& x) {
+  const uint32_t experts = c_.num_experts, top = c_.num_experts_per_tok;
+  const uint32_t d = c_.hidden_size, f = c_.moe_intermediate_size;
+  const uint32_t shared = c_.shared_expert_intermediate_size, t = rows();
+  if (prefill()) {
+    Tensor out = act({t * top, d}), shared_out = act({t, d});
+    rec_.dispatch<PrefillExpertsDown>(
+        {.h = r.h,
+         .shared = r.shared,
+         .offsets = r.offsets,
+         .weight = down,
+         .shared_weight = shared_down,
+         .out = out,
+         .shared_out = shared_out},
+        {.D = d, .EXPERTS = experts, .TOP = top, .F = f, .SHARED = shared},
+        [](auto& p, const Step& s) { p.rows = s.rows; });
+    rec_.dispatch<PrefillCombine>(
+        {.out = out, .shared_out = shared_out, .inv = r.inv, .shares = r.shares, .x = x},
+        {.D = d, .TOP = top}, [](auto& p, const Step& s) { p.rows = s.rows; });
+    return;
+  }
+  rec_.dispatch<ExpertsDownAdd>({.h = r.h,
+                                 .shared = r.shared,
+                                 .ids = r.ids,
+                                 .shares = r.shares,
+                                 .weight = down,
+                                 .shared_weight = shared_down,
+                                 .x = x},
+                                {.D = d, .TOP = top, .F = f, .SHARED = shared},
+                                [](auto& p, const Step&) { p.rows = 1; },
+                                {{5, down.bytes / experts * top}});
+}
+
+}  // namespace lily

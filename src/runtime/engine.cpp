@@ -1,0 +1,139 @@
+#include "runtime/engine.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace lily {
+
+namespace {
+
+Plan record(Device& device, const Qwen36& model, Precision precision, const PlanOptions& options,
+            bool allocate) {
+  Recorder recorder(device, precision);
+  Ops ops(recorder, device.tuning(), model.config(), options);
+  model.forward(ops);
+  return recorder.finish(allocate);
+}
+
+EngineOptions completed(EngineOptions options, const Device& device) {
+  if (options.chunk == 0) options.chunk = device.tuning().chunk;
+  if (options.chunk > 16384) throw ArgumentError("chunk: expected at most 16384 tokens, found " +
+                                                 std::to_string(options.chunk));
+  if (options.memory_bytes == 0) options.memory_bytes = device.info().memory_bytes;
+  return options;
+}
+
+// Scoring keeps the logits of every row: a smaller chunk bounds them.
+uint32_t rows_of(PlanKind kind, const EngineOptions& options, const Config& config) {
+  if (!is_prefill(kind)) return 1;
+  if (kind != PlanKind::score) return options.chunk;
+  constexpr uint32_t score_values = 16u << 20;
+  return std::clamp(score_values / config.vocab_size, 1u, options.chunk);
+}
+
+std::string gigabytes(size_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f GB", static_cast<double>(bytes) / 1e9);
+  return text;
+}
+
+MemoryNeed needed(Device& device, const Qwen36& model, size_t weight_bytes,
+                  const EngineOptions& options) {
+  const Config& c = model.config();
+  const size_t act = element_bytes(SlotType::act, options.precision);
+  MemoryNeed need;
+  need.weight_bytes = weight_bytes;
+  const size_t state = size_t{c.linear_num_value_heads} * c.linear_value_head_dim *
+                       c.linear_key_head_dim * sizeof(float);
+  need.session_bytes = c.n_delta_layers() * (2 * state + conv_taps * c.conv_channels() * act) +
+                       c.vocab_size * sizeof(float) + c.hidden_size * sizeof(float) +
+                       options.chunk * sizeof(uint32_t);
+  need.position_bytes = size_t{c.n_attention_layers()} * 2 * c.kv_width() * act;
+  for (PlanKind kind : {PlanKind::prompt, PlanKind::next_greedy}) {
+    const PlanOptions plan{.kind = kind, .max_rows = rows_of(kind, options, c)};
+    need.scratch_bytes +=
+        record(device, model, options.precision, plan, false).stats().temporary_bytes;
+  }
+  need.available_bytes = options.memory_bytes;
+  return need;
+}
+
+}  // namespace
+
+uint64_t MemoryNeed::largest_context() const {
+  const size_t fixed = weight_bytes + session_bytes + scratch_bytes;
+  if (fixed >= available_bytes) return 0;
+  const uint64_t most = INT32_MAX;
+  return position_bytes ? std::min<uint64_t>(most, (available_bytes - fixed) / position_bytes) : most;
+}
+
+MemoryNeed Engine::need(Device& device, const Config& config, const TensorTable& table,
+                        const EngineOptions& options) {
+  config.check();
+  Loader loader(device, table);
+  Qwen36 model(config, loader);
+  return needed(device, model, loader.bytes(), completed(options, device));
+}
+
+PlanStats Engine::stats(Device& device, const Config& config, const TensorTable& table,
+                        const EngineOptions& options, PlanOptions plan) {
+  config.check();
+  Loader loader(device, table);
+  Qwen36 model(config, loader);
+  plan.max_rows = rows_of(plan.kind, completed(options, device), config);
+  return record(device, model, options.precision, plan, false).stats();
+}
+
+std::shared_ptr<Engine> Engine::load(std::shared_ptr<Device> device, const Config& config,
+                                     const TensorTable& table, const EngineOptions& options,
+                                     const Loader::Progress& progress) {
+  config.check();
+  table.check();
+  const EngineOptions complete = completed(options, *device);
+  Loader loader(*device, table);
+  const Qwen36 measured(config, loader);
+  const MemoryNeed need = needed(*device, measured, loader.bytes(), complete);
+  if (need.largest_context() == 0)
+    throw DeviceError(
+        "weights take " + gigabytes(need.weight_bytes) + ", a session and scratch " +
+        gigabytes(need.session_bytes + need.scratch_bytes) + ", expected at most " +
+        gigabytes(need.available_bytes) + " in all");
+  loader.allocate();
+  Qwen36 model(config, loader);
+  loader.read(complete.io_threads, progress);
+  return std::shared_ptr<Engine>(
+      new Engine(std::move(device), std::move(model), loader.take_buffers(), complete, need));
+}
+
+Engine::Engine(std::shared_ptr<Device> device, Qwen36 model,
+               std::vector<std::shared_ptr<Buffer>> weights, EngineOptions options, MemoryNeed need)
+    : device_(std::move(device)),
+      model_(std::move(model)),
+      weights_(std::move(weights)),
+      options_(options),
+      need_(need),
+      process_(getpid()) {}
+
+uint32_t Engine::max_rows(PlanKind kind) const { return rows_of(kind, options_, config()); }
+
+const Plan& Engine::plan(PlanOptions options) {
+  options.max_rows = max_rows(options.kind);
+  std::lock_guard lock(mutex_);
+  const auto key = std::tuple(options.kind, options.single_block, options.penalties, options.max_rows);
+  auto found = plans_.find(key);
+  if (found == plans_.end())
+    found = plans_.emplace(key, record(*device_, model_, options_.precision, options, true)).first;
+  return found->second;
+}
+
+void Engine::check_process() const {
+  if (getpid() != process_)
+    throw DeviceError(
+        "this process was forked after the model was loaded, expected the process that loaded it\n"
+        "hint: start workers with the \"spawn\" method and load the model in each");
+}
+
+}  // namespace lily

@@ -1,0 +1,57 @@
+#include "runtime/kv_cache.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace lily {
+
+namespace {
+constexpr uint64_t growth = 4096;  // positions
+}
+
+Slot KvCache::slot(uint32_t plane) const {
+  const size_t bytes = plane_bytes(rows_->capacity);
+  return {rows_->buffer.get(), plane * bytes, bytes};
+}
+
+// The sole owner may write anywhere; others only rows that nobody has written.
+bool KvCache::claim(uint32_t position, uint32_t end) {
+  if (!rows_ || end > rows_->capacity) return false;
+  std::lock_guard lock(rows_->mutex);
+  if (rows_.use_count() > 1 && position < rows_->written) return false;
+  rows_->written = std::max(rows_->written, end);
+  return true;
+}
+
+void KvCache::release(uint32_t position, uint32_t end) {
+  if (!rows_) return;
+  std::lock_guard lock(rows_->mutex);
+  if (rows_->written == end) rows_->written = position;
+}
+
+void KvCache::reserve(uint32_t position, uint32_t end, uint32_t limit) {
+  if (claim(position, end)) return;
+  uint64_t wanted = end;
+  if (end > capacity()) wanted = std::max<uint64_t>(end, 2 * uint64_t{capacity()});
+  wanted = (wanted + growth - 1) / growth * growth;
+  const uint64_t most = (uint64_t{std::max(limit, end)} + 63) / 64 * 64;
+  move_to(static_cast<uint32_t>(std::min(wanted, most)), position);
+  claim(position, end);
+}
+
+void KvCache::move_to(uint32_t capacity, uint32_t rows) {
+  const uint32_t planes = 2 * shape_.layers;
+  auto next = std::make_shared<Rows>();
+  next->capacity = capacity;
+  next->buffer = device_->allocate(std::max<size_t>(planes * plane_bytes(capacity), 1), "kv cache");
+  if (rows_) {
+    const size_t row = shape_.row_bytes();
+    for (uint32_t i = 0; i < planes * shape_.heads; ++i)
+      std::memcpy(next->buffer->data + i * capacity * row,
+                  rows_->buffer->data + i * rows_->capacity * row, rows * row);
+  }
+  next->written = rows;
+  rows_ = std::move(next);
+}
+
+}  // namespace lily

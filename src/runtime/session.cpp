@@ -1,0 +1,362 @@
+#include "runtime/session.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/bf16.h"
+#include "base/error.h"
+#include "runtime/decode.h"
+
+namespace lily {
+
+Session::Session(std::shared_ptr<Engine> engine, uint32_t context)
+    : engine_(std::move(engine)),
+      context_(context),
+      kv_(engine_->device(),
+          {engine_->config().n_attention_layers(), engine_->config().num_key_value_heads,
+           engine_->config().head_dim,
+           element_bytes(SlotType::act, engine_->options().precision)}),
+      bindings_(engine_->config().n_layers()) {
+  engine_->check_process();
+  if (context == 0) throw ArgumentError("context: expected at least 1 token, found 0");
+  const MemoryNeed& need = engine_->memory();
+  if (context > need.largest_context())
+    throw ContextError("context: " + std::to_string(context) + " tokens, expected at most " +
+                       std::to_string(need.largest_context()) + ", which is what fits in memory");
+  Device& device = engine_->device();
+  const Config& c = engine_->config();
+  auto allocate = [&](size_t bytes, const char* label) {
+    return device.allocate(std::max<size_t>(bytes, 4), label);
+  };
+  for (auto& state : states_) state = allocate(c.n_delta_layers() * state_bytes(), "state");
+  ring_ = allocate(c.n_delta_layers() * ring_bytes(), "conv ring");
+  tokens_buffer_ = allocate(engine_->options().chunk * sizeof(uint32_t), "tokens");
+  slots_ = allocate(2 * sizeof(uint32_t), "token slots");
+  residual_ = allocate(c.hidden_size * sizeof(float), "residual");
+  logits_ = allocate(c.vocab_size * sizeof(float), "logits");
+  bias_ = allocate(8, "logit bias");
+}
+
+Session::~Session() = default;
+
+size_t Session::state_bytes() const {
+  const Config& c = engine_->config();
+  return size_t{c.linear_num_value_heads} * c.linear_value_head_dim * c.linear_key_head_dim *
+         sizeof(float);
+}
+
+size_t Session::ring_bytes() const {
+  return size_t{conv_taps} * engine_->config().conv_channels() *
+         element_bytes(SlotType::act, engine_->options().precision);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Checks
+// ---------------------------------------------------------------------------------------------
+
+void Session::check_usable() {
+  engine_->check_process();
+  if (poisoned_)
+    throw DeviceError(
+        "the session's state was lost in a device failure\nhint: reset it, or restore a snapshot");
+}
+
+void Session::check_tokens(std::span<const uint32_t> tokens) const {
+  if (tokens.empty()) throw ArgumentError("tokens: expected at least one, found none");
+  const uint32_t v = engine_->config().vocab_size;
+  for (size_t i = 0; i < tokens.size(); ++i)
+    if (tokens[i] >= v)
+      throw ArgumentError("tokens[" + std::to_string(i) + "]: " + std::to_string(tokens[i]) +
+                          ", expected below " + std::to_string(v));
+}
+
+void Session::check_room(size_t n) const {
+  if (tokens_.size() + n > context_)
+    throw ContextError(std::to_string(tokens_.size()) + " + " + std::to_string(n) +
+                       " tokens, expected at most " + std::to_string(context_) +
+                       "\nhint: open the session with a larger context");
+}
+
+// ---------------------------------------------------------------------------------------------
+// Passes
+// ---------------------------------------------------------------------------------------------
+
+Step Session::step_at(uint32_t position, uint32_t rows) const {
+  const Tuning& tuning = engine_->device().tuning();
+  const uint32_t keys = position + 1;
+  Step step;
+  step.rows = rows;
+  step.position = position;
+  step.capacity = kv_.capacity();
+  step.block = keys <= tuning.single_block ? tuning.single_block : tuning.block(keys);
+  step.blocks = (keys + step.block - 1) / step.block;
+  return step;
+}
+
+PlanOptions Session::decode_plan(PlanKind kind, uint32_t position, bool penalties) const {
+  return {.kind = kind,
+          .single_block = position + 1 <= engine_->device().tuning().single_block,
+          .penalties = penalties};
+}
+
+void Session::bind(Buffer& tokens, Buffer& logits) {
+  const Config& c = engine_->config();
+  for (uint32_t n = 0; n < c.n_delta_layers(); ++n) {
+    bindings_.at(Role::state_in, n) = {states_[parity_].get(), n * state_bytes(), state_bytes()};
+    bindings_.at(Role::state_out, n) = {states_[parity_ ^ 1].get(), n * state_bytes(),
+                                        state_bytes()};
+    bindings_.at(Role::ring, n) = {ring_.get(), n * ring_bytes(), ring_bytes()};
+  }
+  for (uint32_t n = 0; n < c.n_attention_layers() && kv_.capacity(); ++n) {
+    bindings_.at(Role::keys, n) = kv_.keys(n);
+    bindings_.at(Role::values, n) = kv_.values(n);
+  }
+  auto whole = [&](Role role, Buffer& b) { bindings_.at(role) = {&b, 0, b.bytes}; };
+  whole(Role::tokens, tokens);
+  whole(Role::residual, *residual_);
+  whole(Role::logits, logits);
+  const size_t half = bias_->bytes / 2;
+  bindings_.at(Role::bias_ids) = {bias_.get(), 0, half};
+  bindings_.at(Role::bias) = {bias_.get(), half, half};
+  if (counts_) whole(Role::counts, *counts_);
+}
+
+void Session::run(const Plan& plan, const Step& step) {
+  try {
+    auto commands = engine_->device().command_buffer();
+    plan.replay(*commands, bindings_, step);
+    commands->commit();
+    commands->wait();
+  } catch (...) {
+    poisoned_ = true;
+    throw;
+  }
+}
+
+// Appends tokens chunk by chunk; with `scores` also takes the logits of each row.
+void Session::chunked(std::span<const uint32_t> tokens, float* scores, const Poll& poll) {
+  const size_t v = engine_->config().vocab_size;
+  const uint32_t most = engine_->max_rows(scores ? PlanKind::score : PlanKind::prompt);
+  const uint32_t total = static_cast<uint32_t>(tokens.size());
+  if (scores && !scores_) scores_ = engine_->device().allocate(most * v * sizeof(float), "scores");
+  cancelled_ = false;
+  for (uint32_t done = 0; done < total;) {
+    if (done && poll) poll(done, total);
+    if (cancelled_) throw Cancelled("prefill: cancelled");
+    const uint32_t rows = std::min(most, total - done);
+    const PlanKind kind = scores                 ? PlanKind::score
+                          : done + rows == total ? PlanKind::prompt
+                                                 : PlanKind::prefill;
+    const Plan& plan = engine_->plan({.kind = kind});
+    kv_.reserve(position(), position() + rows, context_);
+    std::copy_n(tokens.data() + done, rows, reinterpret_cast<uint32_t*>(tokens_buffer_->data));
+    bind(*tokens_buffer_, scores ? *scores_ : *logits_);
+    has_logits_ = false;
+    run(plan, step_at(position(), rows));
+    parity_ ^= 1;
+    tokens_.insert(tokens_.end(), tokens.begin() + done, tokens.begin() + done + rows);
+    prompt_length_ = position();
+    pending_.reset();
+    if (scores) {
+      std::memcpy(scores + done * v, scores_->data, rows * v * sizeof(float));
+      std::memcpy(logits_->data, scores_->data + (rows - 1) * v * sizeof(float), v * sizeof(float));
+    }
+    done += rows;
+  }
+  has_logits_ = true;
+  if (poll) poll(total, total);
+}
+
+void Session::prefill(std::span<const uint32_t> tokens, const Poll& poll) {
+  check_usable();
+  check_tokens(tokens);
+  check_room(tokens.size() + pending_.has_value());
+  stop();
+  if (!pending_) return chunked(tokens, nullptr, poll);
+  std::vector<uint32_t> all{*pending_};
+  all.insert(all.end(), tokens.begin(), tokens.end());
+  chunked(all, nullptr, poll);
+}
+
+void Session::score(std::span<const uint32_t> tokens, float* out, const Poll& poll) {
+  check_usable();
+  check_tokens(tokens);
+  check_room(tokens.size() + pending_.has_value());
+  stop();
+  consume_pending();
+  chunked(tokens, out, poll);
+}
+
+void Session::step(uint32_t token) {
+  const Plan& plan = engine_->plan(decode_plan(PlanKind::step, position(), false));
+  kv_.reserve(position(), position() + 1, context_);
+  *reinterpret_cast<uint32_t*>(tokens_buffer_->data) = token;
+  bind(*tokens_buffer_, *logits_);
+  has_logits_ = false;
+  run(plan, step_at(position(), 1));
+  parity_ ^= 1;
+  tokens_.push_back(token);
+  has_logits_ = true;
+}
+
+void Session::consume_pending() {
+  if (!pending_) return;
+  step(*pending_);
+  pending_.reset();
+}
+
+void Session::decode(uint32_t token) {
+  check_usable();
+  check_tokens({&token, 1});
+  check_room(1 + pending_.has_value());
+  stop();
+  consume_pending();
+  step(token);
+}
+
+const float* Session::logits() const {
+  return has_logits_ ? reinterpret_cast<const float*>(logits_->data) : nullptr;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Streams
+// ---------------------------------------------------------------------------------------------
+
+void Session::start(const Draw& draw, std::vector<std::pair<uint32_t, float>> bias,
+                    uint32_t max_tokens) {
+  check_usable();
+  if (max_tokens == 0) throw ArgumentError("max_tokens: expected at least 1, found 0");
+  for (const auto& [id, value] : bias) check_tokens({&id, 1});
+  if (!pending_ && !has_logits_)
+    throw ArgumentError("stream: expected a session with logits, found none\n"
+                        "hint: call prefill() or decode() first");
+  check_room(pending_.has_value());
+  stop();
+  consume_pending();
+
+  const size_t half = std::max<size_t>(bias.size(), 1) * 4;
+  if (bias_->bytes != 2 * half) bias_ = engine_->device().allocate(2 * half, "logit bias");
+  for (size_t i = 0; i < bias.size(); ++i) {
+    std::memcpy(bias_->data + 4 * i, &bias[i].first, 4);
+    std::memcpy(bias_->data + half + 4 * i, &bias[i].second, 4);
+  }
+  Draw complete = draw;
+  complete.n_bias = static_cast<uint32_t>(bias.size());
+  const bool penalties = draw.repetition != 1 || draw.presence != 0 || draw.frequency != 0;
+  if (penalties) fill_counts();
+  cancelled_ = false;
+  decoder_ = std::make_unique<Decoder>(*this, complete, penalties, max_tokens);
+}
+
+// Everything up to the last prefill is prompt, what came after it was generated.
+void Session::fill_counts() {
+  const size_t bytes = engine_->config().vocab_size * sizeof(uint32_t);
+  if (!counts_) counts_ = engine_->device().allocate(bytes, "penalty counts");
+  uint32_t* counts = reinterpret_cast<uint32_t*>(counts_->data);
+  std::memset(counts, 0, bytes);
+  for (uint32_t i = 0; i < position(); ++i) {
+    if (i < prompt_length_)
+      counts[tokens_[i]] |= 0x80000000u;
+    else
+      ++counts[tokens_[i]];
+  }
+}
+
+std::optional<uint32_t> Session::next() {
+  check_usable();
+  return decoder_ ? decoder_->next() : std::nullopt;
+}
+
+void Session::stop() {
+  if (!decoder_) return;
+  auto decoder = std::move(decoder_);
+  decoder->stop();
+}
+
+// ---------------------------------------------------------------------------------------------
+// State as a whole
+// ---------------------------------------------------------------------------------------------
+
+void Session::reset() {
+  engine_->check_process();
+  decoder_.reset();
+  kv_ = KvCache(engine_->device(),
+                {engine_->config().n_attention_layers(), engine_->config().num_key_value_heads,
+                 engine_->config().head_dim,
+                 element_bytes(SlotType::act, engine_->options().precision)});
+  for (auto& state : states_) std::memset(state->data, 0, state->bytes);
+  std::memset(ring_->data, 0, ring_->bytes);
+  parity_ = 0;
+  tokens_.clear();
+  prompt_length_ = 0;
+  pending_.reset();
+  has_logits_ = poisoned_ = false;
+}
+
+Snapshot Session::snapshot() {
+  check_usable();
+  stop();
+  auto copy = [&](const Buffer& from, const char* label) {
+    auto to = engine_->device().allocate(from.bytes, label);
+    std::memcpy(to->data, from.data, from.bytes);
+    return to;
+  };
+  return {engine_,
+          kv_,
+          copy(*states_[parity_], "snapshot"),
+          copy(*ring_, "snapshot"),
+          has_logits_ ? copy(*logits_, "snapshot") : nullptr,
+          tokens_,
+          prompt_length_,
+          pending_};
+}
+
+void Session::restore(const Snapshot& from) {
+  engine_->check_process();
+  if (from.engine != engine_)
+    throw ArgumentError("snapshot: expected one of this model, found one of another");
+  if (from.tokens.size() > context_)
+    throw ContextError("snapshot: " + std::to_string(from.tokens.size()) +
+                       " tokens, expected at most " + std::to_string(context_));
+  decoder_.reset();
+  kv_ = from.kv;
+  parity_ = 0;
+  std::memcpy(states_[0]->data, from.state->data, from.state->bytes);
+  std::memcpy(ring_->data, from.ring->data, from.ring->bytes);
+  if (from.logits) std::memcpy(logits_->data, from.logits->data, from.logits->bytes);
+  has_logits_ = from.logits != nullptr;
+  tokens_ = from.tokens;
+  prompt_length_ = from.prompt_length;
+  pending_ = from.pending;
+  poisoned_ = false;
+}
+
+void Session::discard_pending() {
+  check_usable();
+  stop();
+  pending_.reset();
+}
+
+std::vector<float> Session::state(uint32_t n) const {
+  LILY_CHECK(n < engine_->config().n_delta_layers());
+  std::vector<float> out(state_bytes() / sizeof(float));
+  std::memcpy(out.data(), states_[parity_]->data + n * state_bytes(), state_bytes());
+  return out;
+}
+
+std::vector<float> Session::conv(uint32_t n) const {
+  LILY_CHECK(n < engine_->config().n_delta_layers());
+  const uint32_t channels = engine_->config().conv_channels();
+  std::vector<float> out;
+  for (uint32_t back = 3; back >= 1; --back) {
+    const size_t first = size_t{(position() - back) & 3} * channels;
+    const std::byte* ring = ring_->data + n * ring_bytes();
+    for (uint32_t c = 0; c < channels; ++c)
+      out.push_back(engine_->options().precision == Precision::fast
+                        ? static_cast<float>(reinterpret_cast<const bf16*>(ring)[first + c])
+                        : reinterpret_cast<const float*>(ring)[first + c]);
+  }
+  return out;
+}
+
+}  // namespace lily

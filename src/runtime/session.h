@@ -1,0 +1,108 @@
+// One token timeline: position, KV cache, recurrent state.
+//
+// Every call first checks its arguments and then changes the session; a refused call leaves it as
+// it was. One thread uses a session at a time, except for cancel().
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <optional>
+#include <span>
+
+#include "runtime/engine.h"
+#include "runtime/kv_cache.h"
+
+namespace lily {
+
+class Decoder;
+
+// A session's state at one position; restoring it into any session of the same model is exact.
+struct Snapshot {
+  std::shared_ptr<Engine> engine;
+  KvCache kv;
+  std::shared_ptr<Buffer> state, ring, logits;  // logits only if they were there
+  std::vector<uint32_t> tokens;                 // consumed so far
+  uint32_t prompt_length = 0;
+  std::optional<uint32_t> pending;
+};
+
+class Session {
+ public:
+  Session(std::shared_ptr<Engine>, uint32_t context);
+  ~Session();
+
+  // Called between chunks of a prefill with tokens done and in all; may throw to stop there.
+  using Poll = std::function<void(uint32_t done, uint32_t total)>;
+
+  // Appends tokens (a pending one first). Throws Cancelled, or what `poll` throws, between two
+  // chunks: the session then holds the chunks before and has no logits.
+  void prefill(std::span<const uint32_t> tokens, const Poll& poll);
+  // The same, and the logits after each token into `out` [n, V].
+  void score(std::span<const uint32_t> tokens, float* out, const Poll& poll);
+  // Appends one token with a decode step (after a pending one).
+  void decode(uint32_t token);
+
+  // float32 [V] after the last token, or nullptr where there are none.
+  const float* logits() const;
+
+  // Starts a stream of drawn tokens, ending one that runs. `bias` pairs ids with values to add.
+  void start(const Draw&, std::vector<std::pair<uint32_t, float>> bias, uint32_t max_tokens);
+  // The next token, or none after max_tokens, at the end of the context, or when cancelled.
+  std::optional<uint32_t> next();
+  void stop();  // ends the stream; the last token stays pending
+
+  void cancel() { cancelled_ = true; }  // from any thread: ends a running prefill or stream
+  bool cancelled() const { return cancelled_; }
+
+  void reset();
+  Snapshot snapshot();
+  void restore(const Snapshot&);
+  void discard_pending();
+
+  uint32_t position() const { return static_cast<uint32_t>(tokens_.size()); }
+  uint32_t context() const { return context_; }
+  std::optional<uint32_t> pending() const { return pending_; }
+  const std::vector<uint32_t>& tokens() const { return tokens_; }
+  size_t kv_bytes() const { return kv_.bytes(); }
+  Engine& engine() { return *engine_; }
+  const std::shared_ptr<Engine>& engine_ptr() const { return engine_; }
+
+  // Copies for tests: recurrent state [Hv, Dv, Dk] and the last three conv inputs [3, C], as
+  // float32, of the n-th Gated DeltaNet layer.
+  std::vector<float> state(uint32_t n) const;
+  std::vector<float> conv(uint32_t n) const;
+
+ private:
+  friend class Decoder;
+
+  void check_usable();
+  void check_tokens(std::span<const uint32_t> tokens) const;
+  void check_room(size_t n) const;
+  void chunked(std::span<const uint32_t> tokens, float* scores, const Poll&);
+  Step step_at(uint32_t position, uint32_t rows) const;
+  PlanOptions decode_plan(PlanKind kind, uint32_t position, bool penalties) const;
+  void bind(Buffer& tokens, Buffer& logits);
+  void run(const Plan&, const Step&);  // commits and waits; poisons on failure
+  void step(uint32_t token);
+  void consume_pending();
+  void fill_counts();
+  size_t state_bytes() const;
+  size_t ring_bytes() const;
+
+  std::shared_ptr<Engine> engine_;
+  uint32_t context_;
+  KvCache kv_;
+  std::shared_ptr<Buffer> states_[2];  // [layer][Hv][Dv][Dk]; a pass reads one and writes the other
+  std::shared_ptr<Buffer> ring_, tokens_buffer_, slots_, residual_, logits_, scores_, counts_, bias_;
+  uint32_t parity_ = 0;  // which state buffer holds the state at position()
+  std::vector<uint32_t> tokens_;
+  uint32_t prompt_length_ = 0;  // tokens before it count as prompt for penalties
+  std::optional<uint32_t> pending_;  // returned by a stream, not consumed yet
+  bool has_logits_ = false;
+  bool poisoned_ = false;
+  std::atomic<bool> cancelled_{false};
+  Bindings bindings_;
+  std::unique_ptr<Decoder> decoder_;
+};
+
+}  // namespace lily
