@@ -1,0 +1,48 @@
+"""Fast local inference for Qwen3.6-35B-A3B.
+
+    model = lily.Model.load("Qwen/Qwen3.6-35B-A3B")
+    for piece in model.generate("Why is the sky blue?", max_tokens=64):
+        print(piece.text, end="")
+
+Importing lily loads no network, template or tokenizer module and opens no connection.
+"""
+
+from lily.errors import (
+    Cancelled,
+    CheckpointError,
+    ContextError,
+    DeviceError,
+    Error,
+    InternalError,
+)
+from lily.generation import Generation, Piece, Result, Stream, Timings, Usage
+from lily.memory import MemoryPlan, plan
+from lily.model import Model, ModelInfo
+from lily.sampling import Sampling
+from lily.session import Logits, Session, Snapshot
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Cancelled",
+    "CheckpointError",
+    "ContextError",
+    "DeviceError",
+    "Error",
+    "Generation",
+    "InternalError",
+    "Logits",
+    "MemoryPlan",
+    "Model",
+    "ModelInfo",
+    "Piece",
+    "Result",
+    "Sampling",
+    "Session",
+    "Snapshot",
+    "Stream",
+    "Timings",
+    "Usage",
+    "__version__",
+    "plan",
+]

@@ -1,0 +1,122 @@
+"""What a model will take, told before it is loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lily import _core
+from lily.checkpoint import Checkpoint, open_checkpoint, resolve
+from lily.loading import Precision, core_config, core_table
+
+DEFAULT_CONTEXT = 32_768
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Memory in bytes.
+
+    Attributes:
+        weights: all weights, in the device's form.
+        session: one session whatever its context: recurrent states, conv windows, logits.
+        per_1000_tokens: KV cache of 1,000 tokens of context.
+        scratch: temporaries of a prefill chunk and of a decode step.
+        available: what the device may use.
+        largest_context: tokens that fit beside weights, one session and scratch; 0 if not even
+            those fit.
+        native_context: tokens that the model was trained for.
+    """
+
+    weights: int
+    session: int
+    per_1000_tokens: int
+    scratch: int
+    available: int
+    largest_context: int
+    native_context: int
+
+    @property
+    def default_context(self) -> int:
+        """The context of sessions that ask for none."""
+        return min(DEFAULT_CONTEXT, self.largest_context, self.native_context)
+
+    def total(self, context: int) -> int:
+        """Bytes with one session of `context` tokens."""
+        return self.weights + self.session + self.scratch + context * self.per_1000_tokens // 1000
+
+    def __str__(self) -> str:
+        def gb(n: int) -> str:
+            return f"{n / 1e9:.2f} GB"
+
+        return "\n".join(
+            [
+                f"weights             {gb(self.weights)}",
+                f"session             {gb(self.session)}",
+                f"per 1,000 tokens    {self.per_1000_tokens / 1e6:.2f} MB",
+                f"scratch             {gb(self.scratch)}",
+                f"available           {gb(self.available)}",
+                f"largest context     {self.largest_context:,} tokens"
+                f" (trained for {self.native_context:,})",
+            ]
+        )
+
+
+def plan(
+    source: str | os.PathLike[str],
+    *,
+    device: str = "auto",
+    precision: Precision = "fast",
+    chunk: int | None = None,
+    memory_limit: int | None = None,
+    revision: str | None = None,
+    offline: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> MemoryPlan:
+    """Say how much memory a checkpoint will take, without loading it.
+
+    Args:
+        source: a folder, or "org/name" on the Hugging Face hub.
+        device: "auto", "cpu" or "metal".
+        precision: "fast" or "float32".
+        chunk: tokens of a prefill pass; None takes the device's choice.
+        memory_limit: bytes that may be used; None takes what the device offers.
+        revision: branch, tag or commit of a hub checkpoint.
+        offline: open no connection.
+        progress: called with (what, done, total).
+
+    Raises:
+        CheckpointError: the files are missing or wrong.
+    """
+    folder, _ = resolve(source, revision, offline, progress)
+    return plan_checkpoint(
+        open_checkpoint(folder), _core.Device(device, 1), precision, chunk or 0, memory_limit or 0
+    )
+
+
+def plan_checkpoint(
+    checkpoint: Checkpoint,
+    device: _core.Device,
+    precision: Precision,
+    chunk: int,
+    memory_limit: int,
+) -> MemoryPlan:
+    """The same for a checkpoint that is open; 0 takes the device's choice."""
+    config = checkpoint.config
+    need = _core.memory_need(
+        device,
+        core_config(config, config.vocab_size),
+        core_table(checkpoint),
+        precision,
+        chunk,
+        memory_limit,
+    )
+    return MemoryPlan(
+        weights=need["weight_bytes"],
+        session=need["session_bytes"],
+        per_1000_tokens=1000 * need["position_bytes"],
+        scratch=need["scratch_bytes"],
+        available=need["available_bytes"],
+        largest_context=need["largest_context"],
+        native_context=config.max_position_embeddings,
+    )

@@ -1,0 +1,384 @@
+"""A loaded model: text in, sessions and text out."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from lily import _core
+from lily.checkpoint import open_checkpoint, resolve
+from lily.config import Config
+from lily.errors import CheckpointError, ContextError
+from lily.generation import Generation
+from lily.loading import Kv, Precision, check_kv, core_config, core_table
+from lily.memory import MemoryPlan, plan_checkpoint
+from lily.sampling import Sampling
+from lily.session import Session
+
+if TYPE_CHECKING:
+    from lily.chat import ChatTemplate, Message
+    from lily.tokenizer import StreamDecoder, Tokenizer
+
+TURN_START = "<|im_start|>"
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What was loaded, and how.
+
+    Attributes:
+        source: as it was asked for.
+        folder: where the files are.
+        revision: commit of a hub checkpoint.
+        form: "mlx" or "published".
+        n_parameters: weights of the text model.
+        config: dimensions.
+        device: what runs it.
+        precision, kv: element types of activations and of the KV cache.
+        context: tokens of a session that asks for no other number.
+        memory: bytes taken.
+        sampling: the defaults, as the checkpoint recommends them.
+        stop_ids: ids that end a text.
+        load_s: seconds that loading took.
+    """
+
+    source: str
+    folder: Path
+    revision: str | None
+    form: str
+    n_parameters: int
+    config: Config
+    device: str
+    precision: Precision
+    kv: Kv
+    context: int
+    memory: MemoryPlan
+    sampling: Sampling
+    stop_ids: tuple[int, ...]
+    load_s: float
+
+    def __str__(self) -> str:
+        c = self.config
+        n_full = c.layer_types.count("full_attention")
+        return "\n".join(
+            [
+                f"model               {self.source}"
+                + (f" @ {self.revision}" if self.revision else ""),
+                f"form                {self.form}, {self.n_parameters / 1e9:.2f} B parameters",
+                f"layers              {c.num_hidden_layers}:"
+                f" {c.num_hidden_layers - n_full} delta net, {n_full} attention",
+                f"experts             {c.num_experts_per_tok} of {c.num_experts}, and a shared one",
+                f"device              {self.device}",
+                f"precision           {self.precision}, kv cache {self.kv}",
+                f"context             {self.context:,} tokens",
+                str(self.memory),
+            ]
+        )
+
+
+class Model:
+    """A model on a device. Load it once; any number of sessions, in any threads, may use it."""
+
+    def __init__(
+        self,
+        engine: _core.Engine,
+        info: ModelInfo,
+        device: _core.Device,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self._engine: _core.Engine | None = engine
+        self._device: _core.Device | None = device
+        self.info = info
+        self._tokenizer = tokenizer
+        self._template: ChatTemplate | None = None
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+    @classmethod
+    def load(
+        cls,
+        source: str | os.PathLike[str],
+        device: str = "auto",
+        precision: Precision = "fast",
+        kv: Kv | None = None,
+        *,
+        context: int | None = None,
+        threads: int | None = None,
+        chunk: int | None = None,
+        memory_limit: int | None = None,
+        revision: str | None = None,
+        offline: bool = False,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> Model:
+        """Load a checkpoint.
+
+        Args:
+            source: a folder, or "org/name" on the Hugging Face hub (cached files are used without
+                opening a connection).
+            device: "auto", "cpu" or "metal".
+            precision: "fast" keeps activations in bf16, "float32" everything in float32.
+            kv: element type of the KV cache; None is bf16, or float32 with that precision.
+            context: tokens of sessions that ask for no other number; None is 32,768, what fits, or
+                what the model was trained for, whichever is least.
+            threads: of the CPU device; None is one for each physical core.
+            chunk: tokens of a prefill pass; None takes the device's choice.
+            memory_limit: bytes that weights and one session may take; None is what the device has.
+            revision: branch, tag or commit of a hub checkpoint.
+            offline: open no connection.
+            progress: called with ("download" or "load", bytes done, bytes in all).
+
+        Raises:
+            CheckpointError: the files are missing or wrong; says which and how.
+            DeviceError: no such device here, or the model does not fit.
+            ContextError: `context` does not fit beside the weights.
+            ValueError: an option is out of range.
+        """
+        started = time.perf_counter()
+        kv = check_kv(kv, precision)
+        for name, value in (("context", context), ("threads", threads), ("chunk", chunk)):
+            if value is not None and not 1 <= value < 2**31:
+                raise ValueError(f"{name}: {value}, expected at least 1")
+        folder, commit = resolve(source, revision, offline, progress)
+        checkpoint = open_checkpoint(folder)
+        config = checkpoint.config
+        tokenizer = None
+        if checkpoint.tokenizer is not None:
+            from lily.tokenizer import Tokenizer
+
+            tokenizer = Tokenizer(checkpoint.tokenizer, stop_ids=checkpoint.stop_ids)
+            if tokenizer.n_tokens > config.vocab_size:
+                raise CheckpointError(
+                    f"{checkpoint.tokenizer}: {tokenizer.n_tokens} tokens,"
+                    f" expected at most the model's vocab_size of {config.vocab_size}"
+                )
+        sampling = Sampling.from_generation_config(checkpoint.generation_config)
+
+        core_device = _core.Device(device, threads or 0)
+        memory = plan_checkpoint(
+            checkpoint, core_device, precision, chunk or 0, memory_limit or 0
+        )
+        if context is not None and memory.largest_context and context > memory.largest_context:
+            raise ContextError(
+                f"context: {context} tokens, expected at most {memory.largest_context},"
+                f" which is what fits in {memory.available / 1e9:.2f} GB beside the weights"
+            )
+        engine = _core.Engine.load(
+            core_device,
+            core_config(config, tokenizer.n_tokens if tokenizer else config.vocab_size),
+            core_table(checkpoint),
+            precision,
+            chunk or 0,
+            memory_limit or 0,
+            max(2, min(4, os.cpu_count() or 2)),
+            None if progress is None else lambda done, total: progress("load", done, total),
+        )
+        info = ModelInfo(
+            source=os.fspath(source),
+            folder=folder,
+            revision=commit,
+            form=checkpoint.form,
+            n_parameters=config.n_parameters,
+            config=config,
+            device=core_device.description,
+            precision=precision,
+            kv=kv,
+            context=context or memory.default_context,
+            memory=memory,
+            sampling=sampling,
+            stop_ids=checkpoint.stop_ids,
+            load_s=time.perf_counter() - started,
+        )
+        return cls(engine, info, core_device, tokenizer)
+
+    @property
+    def engine(self) -> _core.Engine:
+        if self._engine is None:
+            raise ValueError("the model is closed")
+        return self._engine
+
+    @property
+    def sampling(self) -> Sampling:
+        """The checkpoint's recommended sampling, used where a call says nothing else."""
+        return self.info.sampling
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises CheckpointError if the checkpoint has no tokenizer.json."""
+        if self._tokenizer is None:
+            raise CheckpointError(f"{self.info.folder}: no tokenizer.json, expected one for text")
+        return self._tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """Raises CheckpointError if the checkpoint has no chat template."""
+        if self._template is None:
+            from lily.chat import ChatTemplate
+
+            self._template = ChatTemplate.load(self.info.folder)
+        return self._template
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end a text."""
+        own = self._tokenizer.stop_ids if self._tokenizer else frozenset[int]()
+        return own | frozenset(self.info.stop_ids)
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """Token ids of `text`. With `special`, spellings such as `<|im_end|>` become their tokens;
+        otherwise they are ordinary text."""
+        return self.tokenizer.encode(text, special=special)
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool = False) -> str:
+        """Text of token ids."""
+        return self.tokenizer.decode(tokens, skip_special=skip_special)
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt that the checkpoint's own template makes of a conversation, for reading."""
+        return self.chat_template.render(
+            messages, tools=tools, enable_thinking=thinking, **variables
+        )
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        """Token ids of that prompt. Special tokens spelled inside messages stay ordinary text."""
+        return self.chat_template.encode_chat(
+            self.tokenizer, messages, tools=tools, enable_thinking=thinking, **variables
+        )
+
+    def session(self, context: int | None = None) -> Session:
+        """A new, empty session.
+
+        Args:
+            context: most tokens it will hold; None takes the model's default. Memory for the KV
+                cache grows with use.
+
+        Raises:
+            ContextError: so much context does not fit in memory.
+        """
+        if context is not None and not 1 <= context < 2**31:
+            raise ValueError(f"context: {context}, expected at least 1")
+        session = Session(self, _core.Session(self.engine, context or self.info.context))
+        self._sessions.add(session)
+        return session
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        sampling: Sampling | None = None,
+        session: Session | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool | None = None,
+        **options: Any,
+    ) -> Generation:
+        """Generate text after a prompt.
+
+        Args:
+            prompt: text (encoded as it is), token ids, or chat messages for the template.
+            max_tokens: most tokens to draw; None goes on to the end of the context.
+            stop: strings that end the text; they are never part of it.
+            sampling: how to draw; None takes the checkpoint's recommendation.
+            session: a session to go on in; None makes one for this call.
+            progress: called with (prompt tokens done, prompt tokens in all).
+            tools, thinking: for the chat template.
+            options: single sampling options over `sampling`: temperature, top_k, seed, …
+
+        Returns:
+            An iterator of `Piece` that also has `text()` and `result()`.
+
+        Raises:
+            ValueError: the prompt is empty, or an option is unknown or out of range.
+            ContextError: the prompt is longer than the context.
+        """
+        if session is not None:
+            return session.generate(
+                prompt,
+                max_tokens=max_tokens,
+                stop=stop,
+                sampling=sampling,
+                progress=progress,
+                tools=tools,
+                thinking=thinking,
+                **options,
+            )
+        drawn = (sampling or self.sampling).merged(options)
+        tokens = self.prompt_tokens(prompt, tools=tools, thinking=thinking)
+        return Generation(
+            self.session(), tokens, max_tokens, drawn, stop, progress, owns_session=True
+        )
+
+    def prompt_tokens(
+        self,
+        prompt: str | Sequence[int] | Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool | None = None,
+    ) -> list[int]:
+        """Token ids of a prompt in any of the forms that `generate` takes."""
+        if isinstance(prompt, str):
+            return self.encode(prompt)
+        if len(prompt) and isinstance(prompt[0], Mapping):
+            return self.encode_chat(
+                cast("Sequence[Message]", prompt), tools=tools, thinking=thinking
+            )
+        return [int(token) for token in cast(Sequence[int], prompt)]
+
+    def check_prompt(self, n_tokens: int, context: int) -> None:
+        """Raise ContextError if a prompt of `n_tokens` does not fit in `context`."""
+        if n_tokens > context:
+            raise ContextError(f"prompt: {n_tokens} tokens, expected at most {context}")
+
+    def turn_start(self, prompt: Sequence[int]) -> int:
+        """Where the last turn of a chat prompt begins, 0 if it has none."""
+        start = self._tokenizer.added_tokens.get(TURN_START) if self._tokenizer else None
+        if start is None or start not in prompt:
+            return 0
+        return len(prompt) - 1 - list(reversed(prompt)).index(start)
+
+    def stream_decoder(self) -> StreamDecoder | None:
+        """Turns drawn tokens into text; None without a tokenizer."""
+        if self._tokenizer is None:
+            return None
+        from lily.tokenizer import StreamDecoder
+
+        return StreamDecoder(self._tokenizer)
+
+    def close(self) -> None:
+        """Free the model's memory and close its sessions. Calls after this raise ValueError."""
+        for session in list(self._sessions):
+            session.close()
+        self._engine = None
+        self._device = None
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "" if self._engine else ", closed"
+        return (
+            f"Model({self.info.source!r}, {self.info.n_parameters / 1e9:.2f} B parameters,"
+            f" {self.info.device}{state})"
+        )

@@ -1,0 +1,333 @@
+"""A session: one token timeline with its KV cache and recurrent state."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lily import _core
+from lily.generation import Generation, Stream
+from lily.sampling import Sampling
+
+if TYPE_CHECKING:
+    from lily.chat import Message
+    from lily.model import Model
+
+Tokens = Sequence[int] | NDArray[np.integer[Any]]
+Progress = Callable[[int, int], None]
+
+
+class Logits:
+    """Unnormalised scores of the next token: float32 [V].
+
+    `numpy.asarray(logits)` gives the array. Rows above the tokenizer's last id are padding.
+    """
+
+    def __init__(self, values: NDArray[np.float32]) -> None:
+        self._values = values
+
+    def __array__(
+        self, dtype: np.dtype[Any] | None = None, copy: bool | None = None
+    ) -> NDArray[Any]:
+        return np.array(self._values, dtype=dtype, copy=bool(copy) or dtype is not None)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._values[index]
+
+    def argmax(self) -> int:
+        """The id of the largest logit, the lowest of equals."""
+        return int(self._values.argmax())
+
+    def log_softmax(self) -> NDArray[np.float32]:
+        """Log probabilities, float32 [V]."""
+        v = self._values.astype(np.float64)
+        v -= v.max()
+        return (v - np.log(np.exp(v).sum())).astype(np.float32)
+
+    def top(self, n: int = 10) -> list[tuple[int, float]]:
+        """The `n` likeliest ids with their log probabilities, best first."""
+        scores = self.log_softmax()
+        best = np.argsort(-scores, kind="stable")[:n]
+        return [(int(i), float(scores[i])) for i in best]
+
+    def __repr__(self) -> str:
+        return f"Logits([{len(self)}], argmax={self.argmax()})"
+
+
+class Snapshot:
+    """A session's state at one position, to be restored exactly and any number of times.
+
+    Attributes:
+        position: tokens consumed.
+        bytes: memory of the copied recurrent state; the KV cache is shared, not copied.
+    """
+
+    def __init__(self, core: _core.Snapshot, model: Model) -> None:
+        self._core = core
+        self._model = model
+
+    @property
+    def position(self) -> int:
+        return self._core.position
+
+    @property
+    def bytes(self) -> int:
+        return self._core.bytes
+
+    @property
+    def tokens(self) -> list[int]:
+        """The consumed tokens."""
+        return self._core.tokens
+
+    def __repr__(self) -> str:
+        return f"Snapshot(position={self.position}, {self.bytes / 1e6:.1f} MB)"
+
+
+class Session:
+    """One token timeline of a model. Made by `Model.session`.
+
+    One thread uses a session at a time; only `cancel` may come from another. Every call checks its
+    arguments before it changes anything. After a stream, the last token it returned is `pending`:
+    part of the text, but not consumed yet. The next call consumes it first.
+    """
+
+    def __init__(self, model: Model, core: _core.Session) -> None:
+        self._model = model
+        self._core: _core.Session | None = core
+        self._kept: Snapshot | None = None
+        self._snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()
+
+    @property
+    def core(self) -> _core.Session:
+        if self._core is None:
+            raise ValueError("the session is closed")
+        return self._core
+
+    @property
+    def model(self) -> Model:
+        return self._model
+
+    @property
+    def position(self) -> int:
+        """Tokens consumed so far."""
+        return self.core.position
+
+    @property
+    def context(self) -> int:
+        """Most tokens that the session holds."""
+        return self.core.context
+
+    @property
+    def tokens(self) -> list[int]:
+        """The consumed tokens."""
+        return self.core.tokens
+
+    @property
+    def pending(self) -> int | None:
+        """The last token of a stream, not consumed yet."""
+        return self.core.pending
+
+    @property
+    def logits(self) -> Logits | None:
+        """Logits after the last consumed token; None where a stream or a cancel left none."""
+        values = self.core.logits()
+        return None if values is None else Logits(values)
+
+    def prefill(self, tokens: Tokens, *, progress: Progress | None = None) -> Logits:
+        """Append `tokens` and return the logits after the last one.
+
+        Ctrl-C, `cancel` or an exception from `progress` stop it between two chunks; the session
+        then holds the chunks before, and has no logits.
+
+        Args:
+            tokens: ids in [0, V), at least one.
+            progress: called with (tokens done, tokens in all) between chunks.
+
+        Returns:
+            float32 [V], unnormalised.
+
+        Raises:
+            ValueError: `tokens` is empty, or an id is out of range.
+            ContextError: the session would outgrow `context`; it is unchanged.
+            Cancelled: `cancel` was called.
+        """
+        self.core.prefill(token_array(tokens), progress)
+        return cast(Logits, self.logits)
+
+    def decode(self, token: int) -> Logits:
+        """Append one token by a decode step and return the logits after it.
+
+        Raises:
+            ValueError: the id is out of range.
+            ContextError: the session is full; it is unchanged.
+        """
+        self.core.decode(int(token_array([token])[0]))
+        return cast(Logits, self.logits)
+
+    def score(self, tokens: Tokens, *, progress: Progress | None = None) -> NDArray[np.float32]:
+        """Append `tokens` and return the logits after each of them, float32 [T, V].
+
+        Row t is what `prefill(tokens[: t + 1])` returns. Raises as `prefill` does.
+        """
+        return self.core.score(token_array(tokens), progress)
+
+    def stream(
+        self,
+        max_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        stop: str | Sequence[str] = (),
+        *,
+        stop_ids: Sequence[int] | None = None,
+    ) -> Stream:
+        """Draw tokens one after another, starting from the session's logits.
+
+        Args:
+            max_tokens: most tokens to draw; None goes on to the end of the context.
+            sampling: how to draw; None takes the model's default.
+            stop: strings that end the text; they are never part of it.
+            stop_ids: ids that end the text; None takes the checkpoint's. () goes past them.
+
+        Returns:
+            An iterator of `Piece`. Leaving its loop early stops it.
+
+        Raises:
+            ValueError: an option is out of range, or the session has no logits yet.
+        """
+        return Stream(self, max_tokens, sampling or self._model.sampling, stop, stop_ids)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        sampling: Sampling | None = None,
+        progress: Progress | None = None,
+        tools: Sequence[Any] | None = None,
+        thinking: bool | None = None,
+        **options: Any,
+    ) -> Generation:
+        """As `Model.generate`, in this session: what it holds of the prompt is not computed again.
+
+        The session goes on from its whole state if the prompt starts with it, from the latest
+        snapshot inside the common part otherwise, or starts over.
+        """
+        return Generation(
+            self,
+            self._model.prompt_tokens(prompt, tools=tools, thinking=thinking),
+            max_tokens,
+            (sampling or self._model.sampling).merged(options),
+            stop,
+            progress,
+        )
+
+    def cancel(self) -> None:
+        """End a running prefill (within a chunk) or stream (within a token). From any thread."""
+        self.core.cancel()
+
+    def reset(self) -> None:
+        """Forget everything: as new."""
+        self.core.reset()
+
+    def snapshot(self) -> Snapshot:
+        """Keep the present state. Ends a running stream."""
+        taken = Snapshot(self.core.snapshot(), self._model)
+        self._snapshots.add(taken)
+        return taken
+
+    def keep_snapshot(self) -> None:
+        """Take a snapshot and hold it, in place of the one held before."""
+        self._kept = self.snapshot()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go to a snapshot of this model, taken from any of its sessions.
+
+        Raises:
+            ValueError: the snapshot is another model's.
+            ContextError: it is longer than this session's context.
+        """
+        self.core.restore(snapshot._core)
+        self._snapshots.add(snapshot)
+
+    def fork(self, context: int | None = None) -> Session:
+        """A new session in the same state; the two then go their own ways.
+
+        They share the KV cache until one of them overwrites what the other sees.
+        """
+        other = self._model.session(context or self.context)
+        other.restore(self.snapshot())
+        return other
+
+    def rewind(self, position: int) -> int:
+        """Go back to the latest living snapshot of this timeline at or before `position`.
+
+        Returns:
+            The position reached, 0 if there is no such snapshot.
+
+        Raises:
+            ValueError: `position` is negative or ahead of the session.
+        """
+        tokens = self.tokens
+        if not 0 <= position <= len(tokens):
+            raise ValueError(f"position: {position}, expected 0…{len(tokens)}")
+        usable = [
+            s for s in self._snapshots if s.position <= position and _starts(tokens, s.tokens)
+        ]
+        if not usable:
+            self.reset()
+            return 0
+        best = max(usable, key=lambda s: s.position)
+        self.restore(best)
+        return best.position
+
+    def discard_pending(self) -> None:
+        """Drop the pending token. The session then has no logits until something is appended."""
+        self.core.discard_pending()
+
+    def close(self) -> None:
+        """Free the session's memory. Calls after this raise ValueError; closing again is fine."""
+        self._core = self._kept = None
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._core is None:
+            return "Session(closed)"
+        return f"Session(position={self.position}, context={self.context})"
+
+
+def _starts(tokens: Sequence[int], prefix: Sequence[int]) -> bool:
+    return list(tokens[: len(prefix)]) == list(prefix)
+
+
+def token_array(tokens: Tokens) -> NDArray[np.uint32]:
+    """Token ids as uint32 [T].
+
+    Raises:
+        ValueError: not a sequence of integers that fit.
+    """
+    try:
+        array = np.asarray(tokens)
+    except (OverflowError, ValueError) as error:
+        raise ValueError(f"tokens: {error}") from None
+    if array.size == 0:
+        return np.empty(0, np.uint32)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(
+            f"tokens: {array.dtype} with {array.ndim} dimensions, expected integers with one"
+        )
+    bad = np.flatnonzero((array < 0) | (array > 0xFFFFFFFF))
+    if bad.size:
+        raise ValueError(f"tokens[{bad[0]}]: {array[bad[0]]}, expected an id in [0, V)")
+    return np.ascontiguousarray(array, dtype=np.uint32)
