@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Tokens = Sequence[int] | NDArray[np.integer[Any]]
 Progress = Callable[[int, int], None]
+Observer = Callable[[str, str, dict[str, NDArray[Any] | None], float | None], None]
 
 
 class Logits:
@@ -177,6 +178,19 @@ class Session:
         Row t is what `prefill(tokens[: t + 1])` returns. Raises as `prefill` does.
         """
         return self.core.score(token_array(tokens), progress)
+
+    def observe(self, tokens: Tokens, observer: Observer, *, prefill: bool = False) -> Logits:
+        """Append `tokens` one dispatch at a time and show each to `observer`: for profiles, dumps
+        and comparisons. The numbers are those of `decode` (one token) or, with `prefill`, of
+        `prefill` (at most a chunk).
+
+        `observer(stage, kernel, slots, seconds)` is called before each dispatch, with seconds None,
+        and after it. `stage` is "layer.3/experts"; `slots` maps names to flat arrays that share the
+        device's memory (float32, uint32, or uint16 holding bf16), None for packed weights and
+        unbound slots. The arrays are valid during the call only, and writable.
+        """
+        self.core.observe(token_array(tokens), prefill, observer)
+        return cast(Logits, self.logits)
 
     def stream(
         self,

@@ -219,6 +219,36 @@ void bind_engine(nb::module_& m) {
           "kind"_a, "single_block"_a, "penalties"_a);
 }
 
+// A slot's memory as a writable array: float32, uint32, or uint16 for bf16; packed weights are left
+// out.
+nb::object slot_array(const SlotInfo& info, const Slot& slot, Precision precision) {
+  if (!slot.buffer || info.type == SlotType::packed) return nb::none();
+  void* data = slot.buffer->data + slot.offset;
+  auto view = [&]<class T>(T*) {
+    const size_t n = slot.bytes / sizeof(T);
+    return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {n}, nb::none()),
+                    nb::rv_policy::reference);
+  };
+  if (info.type == SlotType::u32) return view(static_cast<uint32_t*>(nullptr));
+  if (info.type == SlotType::act && precision == Precision::fast)
+    return view(static_cast<uint16_t*>(nullptr));
+  return view(static_cast<float*>(nullptr));
+}
+
+Plan::Observer observer(Session& s, const nb::object& callback) {
+  return [&s, &callback](const Plan::Entry& e, std::span<const Slot> slots, const Timing* timing) {
+    nb::gil_scoped_acquire lock;
+    nb::dict arrays;
+    for (uint32_t i = 0; i < e.contract->n_slots; ++i) {
+      const SlotInfo& info = e.contract->slots[i];
+      arrays[std::string(info.name).c_str()] =
+          slot_array(info, slots[i], s.engine().options().precision);
+    }
+    nb::object seconds = timing ? nb::cast(timing->end_s - timing->start_s) : nb::none();
+    callback(e.stage, std::string(e.contract->name), arrays, seconds);
+  };
+}
+
 void bind_session(nb::module_& m) {
   nb::class_<Snapshot>(m, "Snapshot", "A session's state at one position.")
       .def_prop_ro("position", [](const Snapshot& s) { return s.tokens.size(); })
@@ -254,6 +284,14 @@ void bind_session(nb::module_& m) {
             return Rows(values->data(), {tokens.size(), v}, owner);
           },
           "tokens"_a, "progress"_a.none())
+      .def(
+          "observe",
+          [](Session& s, const Ids& tokens, bool as_prefill, nb::object callback) {
+            auto observe = observer(s, callback);
+            nb::gil_scoped_release unlocked;
+            s.observe(span(tokens), as_prefill, observe);
+          },
+          "tokens"_a, "as_prefill"_a, "callback"_a)
       .def("decode", &Session::decode, "token"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("logits",
            [](const Session& s) -> std::optional<Row> {

@@ -20,20 +20,43 @@ Slot resolve(const Tensor& t, const Bindings& bindings) {
   }
 }
 
-}  // namespace
-
-void Plan::replay(CommandBuffer& commands, const Bindings& bindings, const Step& step) const {
+// What a dispatch is given in one replay.
+struct Call {
   std::vector<Slot> slots;
   std::vector<std::byte> params;
-  uint32_t order = 0;
-  for (const Entry& e : entries_) {
-    if (e.order != order) commands.barrier();
-    order = e.order;
+
+  void prepare(const Plan::Entry& e, const Bindings& bindings, const Step& step) {
     slots.clear();
     for (const Tensor& t : e.slots) slots.push_back(resolve(t, bindings));
     params = e.params;
     e.fill(params.data(), step);
-    commands.dispatch({e.kernel, slots, params});
+  }
+};
+
+}  // namespace
+
+void Plan::replay(CommandBuffer& commands, const Bindings& bindings, const Step& step) const {
+  Call call;
+  uint32_t order = 0;
+  for (const Entry& e : entries_) {
+    if (e.order != order) commands.barrier();
+    order = e.order;
+    call.prepare(e, bindings, step);
+    commands.dispatch({e.kernel, call.slots, call.params});
+  }
+}
+
+void Plan::observe(Device& device, const Bindings& bindings, const Step& step,
+                   const Observer& observer) const {
+  Call call;
+  for (const Entry& e : entries_) {
+    call.prepare(e, bindings, step);
+    observer(e, call.slots, nullptr);
+    auto commands = device.command_buffer();
+    commands->dispatch({e.kernel, call.slots, call.params});
+    commands->commit();
+    const Timing timing = commands->wait();
+    observer(e, call.slots, &timing);
   }
 }
 

@@ -1,7 +1,9 @@
 // A recorded pass: replayed with a session's bindings and the numbers of one step.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -71,6 +73,12 @@ class Plan {
 
   // Appends the pass to `commands`.
   void replay(CommandBuffer& commands, const Bindings&, const Step&) const;
+
+  // Called before a dispatch (with no timing) and after it (with one), its slots as bound.
+  using Observer = std::function<void(const Entry&, std::span<const Slot>, const Timing*)>;
+
+  // Runs the pass one dispatch at a time, for profiles and dumps. Slow, and the same numbers.
+  void observe(Device&, const Bindings&, const Step&, const Observer&) const;
 
   const PlanStats& stats() const { return stats_; }
   const std::vector<Entry>& entries() const { return entries_; }

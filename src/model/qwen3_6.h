@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "checkpoint/loader.h"
-#include "model/config.h"
+#include "ops/config.h"
 #include "ops/ops.h"
 
 namespace lily {

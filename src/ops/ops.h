@@ -5,7 +5,7 @@
 #pragma once
 
 #include "graph/recorder.h"
-#include "model/config.h"
+#include "ops/config.h"
 
 namespace lily {
 

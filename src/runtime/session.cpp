@@ -214,6 +214,35 @@ void Session::decode(uint32_t token) {
   step(token);
 }
 
+void Session::observe(std::span<const uint32_t> tokens, bool as_prefill,
+                      const Plan::Observer& observer) {
+  check_usable();
+  check_tokens(tokens);
+  check_room(tokens.size() + pending_.has_value());
+  const uint32_t rows = static_cast<uint32_t>(tokens.size());
+  const uint32_t most = as_prefill ? engine_->max_rows(PlanKind::prompt) : 1;
+  if (rows > most)
+    throw ArgumentError("tokens: " + std::to_string(rows) + ", expected at most " +
+                        std::to_string(most) + " at a time");
+  stop();
+  consume_pending();
+  const Plan& plan = engine_->plan(as_prefill ? PlanOptions{.kind = PlanKind::prompt}
+                                              : decode_plan(PlanKind::step, position(), false));
+  kv_.reserve(position(), position() + rows, context_);
+  std::copy(tokens.begin(), tokens.end(), reinterpret_cast<uint32_t*>(tokens_buffer_->data));
+  bind(*tokens_buffer_, *logits_);
+  has_logits_ = false;
+  try {
+    plan.observe(engine_->device(), bindings_, step_at(position(), rows), observer);
+  } catch (...) {
+    poisoned_ = true;
+    throw;
+  }
+  parity_ ^= 1;
+  tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+  has_logits_ = true;
+}
+
 const float* Session::logits() const {
   return has_logits_ ? reinterpret_cast<const float*>(logits_->data) : nullptr;
 }

@@ -42,6 +42,9 @@ class Session {
   // Appends one token with a decode step (after a pending one).
   void decode(uint32_t token);
 
+  // As decode(token) or, for several, a prefill of one chunk, one dispatch at a time.
+  void observe(std::span<const uint32_t> tokens, bool as_prefill, const Plan::Observer&);
+
   // float32 [V] after the last token, or nullptr where there are none.
   const float* logits() const;
 

@@ -1,4 +1,4 @@
-#include "model/config.h"
+#include "ops/config.h"
 
 #include <algorithm>
 #include <cmath>

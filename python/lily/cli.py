@@ -1,0 +1,429 @@
+"""The command `lily`.
+
+Text goes to standard output, everything else to standard error. Errors are one line, with a hint
+below where there is one. Exit codes: 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C, 141
+when the reader of standard output has gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lily.arguments import UsageError, build_parser, sampling_options, system_message
+from lily.terminal import Bar, Output, drop_output, note, prepare_streams, printable
+
+if TYPE_CHECKING:
+    from lily.generation import Result
+    from lily.model import Model
+
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    prepare_streams()
+    try:
+        code = _run(sys.argv[1:] if argv is None else list(argv))
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:
+        code = PIPE_CLOSED
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        drop_output()
+        if code == 0:
+            closed = isinstance(error, BrokenPipeError)
+            code = PIPE_CLOSED if closed else _fail(f"standard output: {error.strerror}")
+    return code
+
+
+def _run(argv: list[str]) -> int:
+    from lily.errors import Error
+
+    try:
+        _check_arguments(argv)
+        parser = build_parser(
+            {
+                "generate": _generate,
+                "chat": _chat,
+                "info": _info,
+                "plan": _plan,
+                "bench": _bench,
+            }
+        )
+        args = parser.parse_args(argv)
+        args.run(args)
+    except SystemExit as done:  # argparse, after --help and --version
+        return int(done.code or 0)
+    except UsageError as error:
+        return _fail(str(error), 2)
+    except BrokenPipeError:
+        raise
+    except (Error, ValueError) as error:
+        return _fail(str(error))
+    except OSError as error:
+        where = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
+        return _fail(where + (error.strerror or str(error)))
+    except MemoryError:
+        return _fail("out of memory")
+    except Exception as error:
+        if os.environ.get("LILY_TRACEBACK"):
+            raise
+        return _fail(
+            f"unexpected {type(error).__name__}: {' '.join(str(error).split())}\n"
+            "hint: this is a bug; LILY_TRACEBACK=1 shows where"
+        )
+    return 0
+
+
+def _check_arguments(argv: Sequence[str]) -> None:
+    for number, argument in enumerate(argv, 1):
+        if any("\ud800" <= char <= "\udfff" for char in argument):
+            shown = argument.encode("ascii", "backslashreplace").decode()
+            raise UsageError(f"argument {number}: '{shown[:80]}', expected valid Unicode")
+
+
+def _fail(message: str, code: int = 1) -> int:
+    """Print an error: its message, and a hint if it has one."""
+    first, *more = message.splitlines() or ["failed"]
+    hints = [line for line in more if line.startswith("hint: ")][:1]
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        print("\n".join(map(printable, [f"lily: error: {first}", *hints])), file=sys.stderr)
+    return code
+
+
+@contextlib.contextmanager
+def _loaded(args: argparse.Namespace, context: int | None, bar: Bar) -> Iterator[Model]:
+    from lily.model import Model
+
+    try:
+        model = Model.load(
+            args.model,
+            device=args.device,
+            precision=args.precision,
+            context=context,
+            threads=args.threads,
+            memory_limit=args.memory_limit,
+            revision=args.revision,
+            offline=args.offline,
+            progress=bar if bar.enabled else None,
+        )
+    finally:
+        bar.clear()
+    with model:
+        yield model
+
+
+# lily generate
+
+
+def _generate(args: argparse.Namespace) -> None:
+    options = sampling_options(args)
+    if not args.chat and (args.system is not None or args.thinking is not None):
+        name = "--system" if args.system is not None else "--thinking"
+        raise UsageError(f"{name} needs --chat")
+    if args.chat and args.special:
+        raise UsageError("--special does not go with --chat")
+    text = _prompt(args)
+    bar = Bar()
+    with _loaded(args, args.context, bar) as model:
+        prompt: str | list[int] | list[dict[str, str]] = text
+        if args.chat:
+            prompt = [*system_message(args), {"role": "user", "content": text}]
+        elif args.special:
+            prompt = model.encode(text, special=True)
+        output = Output()
+        with model.generate(
+            prompt,
+            max_tokens=args.max_tokens,
+            stop=args.stop,
+            thinking=args.thinking,
+            progress=bar.prompt if bar.enabled else None,
+            **options,
+        ) as generation:
+            try:
+                for piece in generation:
+                    bar.clear()
+                    output.write(piece.text)
+            finally:
+                bar.clear()
+            output.end()
+            if not args.quiet:
+                note(_statistics(generation.result()))
+
+
+def _prompt(args: argparse.Namespace) -> str:
+    if (args.prompt is None) == (args.file is None):
+        raise UsageError("expected a PROMPT or --file, and not both\nhint: lily generate --help")
+    text: str = args.prompt
+    if args.file is not None:
+        stdin = getattr(sys.stdin, "buffer", None)
+        data = stdin.read() if args.file == "-" and stdin else Path(args.file).read_bytes()
+        where = "standard input" if args.file == "-" else args.file
+        try:
+            text = data.decode()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{where}: byte {error.start}: expected UTF-8 text") from None
+    if not text:
+        raise UsageError("the prompt is empty")
+    return text
+
+
+def _statistics(result: Result) -> str:
+    usage, timings = result.usage, result.timings
+    reason: str = result.finish_reason
+    if result.stop is not None:
+        reason += f" at {result.stop!r}"
+    counts = f"{usage.prompt} prompt tokens ({usage.reused} reused), {usage.generated} generated"
+    parts = []
+    if timings.first_token_s:
+        parts.append(f"first token {timings.first_token_s:.2f} s")
+    if timings.prefill_tok_s:
+        parts.append(f"prefill {timings.prefill_tok_s:.1f} tok/s")
+    if timings.decode_tok_s:
+        parts.append(f"decode {timings.decode_tok_s:.1f} tok/s")
+    if usage.generated:
+        parts.append(f"seed {result.seed}")
+    return f"{counts}, end: {reason}" + ("\n" + ", ".join(parts) if parts else "")
+
+
+# lily chat
+
+_HELP = """\
+/reset  start over          /undo   take back the last question and its answer
+/exit   leave (or Ctrl-D)   Ctrl-C  stop the answer"""
+
+
+def _chat(args: argparse.Namespace) -> None:
+    from lily.conversation import Chat
+    from lily.errors import Error
+
+    sampling_options(args)
+    bar = Bar()
+    with _loaded(args, args.context, bar) as model:
+        chat = Chat(model, args, bar)
+        talking = sys.stdin.isatty() and sys.stdout.isatty()
+        if talking:
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401 line editing and history for input()
+            note(f"{model.info.source} on {model.info.device}. /help lists the commands.")
+        while (line := _read_line(talking)) is not None:
+            match line.strip():
+                case "":
+                    continue
+                case "/exit" | "/quit":
+                    return
+                case "/reset":
+                    chat.reset()
+                case "/undo":
+                    if not chat.undo():
+                        note("[nothing to take back]")
+                case "/help":
+                    note(_HELP)
+                case command if re.fullmatch(r"/[a-z]+", command):
+                    note(f"[no command {command}; /help lists them]")
+                case _:
+                    try:
+                        chat.ask(line)
+                    except (Error, ValueError) as error:
+                        if not talking:
+                            raise
+                        _fail(str(error))
+
+
+def _read_line(talking: bool) -> str | None:
+    """The next line of the user; None at the end."""
+    if not talking:
+        line = sys.stdin.readline()
+        return line.removesuffix("\n") if line else None
+    while True:
+        try:
+            return input("> ")
+        except KeyboardInterrupt:
+            print()
+        except EOFError:
+            print()
+            return None
+
+
+# lily info, lily plan
+
+
+def _plan(args: argparse.Namespace) -> None:
+    from lily.memory import plan
+
+    bar = Bar()
+    try:
+        memory = plan(
+            args.model,
+            device=args.device,
+            precision=args.precision,
+            memory_limit=args.memory_limit,
+            revision=args.revision,
+            offline=args.offline,
+            progress=bar if bar.enabled else None,
+        )
+    finally:
+        bar.clear()
+    context = args.context or memory.default_context
+    if args.json:
+        totals = {
+            "default_context": memory.default_context,
+            "context": context,
+            "total": memory.total(context),
+        }
+        print(json.dumps(asdict(memory) | totals, indent=2))
+        return
+    print(memory)
+    if memory.total(context) > memory.available or not context:
+        verdict = f"more than the {memory.available / 1e9:.2f} GB available"
+    else:
+        verdict = "fits"
+    print(f"total               {memory.total(context) / 1e9:.2f} GB at {context:,}: {verdict}")
+
+
+def _info(args: argparse.Namespace) -> None:
+    from collections import Counter
+
+    from lily import _core
+    from lily.checkpoint import open_checkpoint, resolve
+    from lily.memory import plan_checkpoint
+    from lily.sampling import Sampling
+
+    bar = Bar()
+    try:
+        folder, revision = resolve(
+            args.model, args.revision, args.offline, bar if bar.enabled else None
+        )
+    finally:
+        bar.clear()
+    checkpoint = open_checkpoint(folder)
+    c = checkpoint.config
+    sampling = Sampling.from_generation_config(checkpoint.generation_config)
+    device = _core.Device(args.device, 1)
+    memory = plan_checkpoint(checkpoint, device, args.precision, 0, args.memory_limit or 0)
+    formats = Counter(
+        "bf16" if f.bits == 16 else f"{f.bits}-bit, groups of {f.group_size}"
+        for f in checkpoint.formats.values()
+    )
+    if args.json:
+        print(
+            json.dumps(
+                {
+                    "source": args.model,
+                    "folder": str(folder),
+                    "revision": revision,
+                    "form": checkpoint.form,
+                    "n_parameters": c.n_parameters,
+                    "stored_bytes": checkpoint.weights_bytes,
+                    "formats": dict(formats),
+                    "config": asdict(c),
+                    "sampling": asdict(sampling),
+                    "stop_ids": checkpoint.stop_ids,
+                    "tokenizer": checkpoint.tokenizer is not None,
+                    "chat_template": checkpoint.chat_template is not None,
+                    "device": device.description,
+                    "precision": args.precision,
+                    "memory": asdict(memory),
+                },
+                indent=2,
+            )
+        )
+        return
+    n_full = c.layer_types.count("full_attention")
+    rows = [
+        ("model", args.model + (f" @ {revision}" if revision else "")),
+        ("folder", str(folder)),
+        (
+            "form",
+            f"{checkpoint.form}, {c.n_parameters / 1e9:.2f} B parameters,"
+            f" {checkpoint.weights_bytes / 1e9:.2f} GB in {len(checkpoint.files)} files",
+        ),
+        ("linear modules", "; ".join(f"{n} in {form}" for form, n in formats.most_common())),
+        (
+            "layers",
+            f"{c.num_hidden_layers}: {c.num_hidden_layers - n_full} delta net, {n_full} attention",
+        ),
+        ("experts", f"{c.num_experts_per_tok} of {c.num_experts}, and a shared one"),
+        ("vocabulary", f"{c.vocab_size:,}, ends at {', '.join(map(str, checkpoint.stop_ids))}"),
+        ("tokenizer", "yes" if checkpoint.tokenizer else "none: no text, only token ids"),
+        ("chat template", "yes" if checkpoint.chat_template else "none: no chat"),
+        (
+            "sampling",
+            f"temperature {sampling.temperature}, top_k {sampling.top_k}, top_p {sampling.top_p}",
+        ),
+        ("device", f"{device.description}, {args.precision}"),
+    ]
+    for name, value in rows:
+        print(f"{name:<20}{printable(value)}")
+    print(memory)
+
+
+# lily bench
+
+
+def _bench(args: argparse.Namespace) -> None:
+    from lily import bench
+
+    options = bench.Options(args.contexts, args.prefill, args.decode, args.rounds)
+    wanted = [] if args.peers == "none" else args.peers.split(",")
+    if unknown := set(wanted) - {*bench.PEERS, "auto"}:
+        raise UsageError(
+            f"--peers: {min(unknown)!r}, expected auto, none or some of {', '.join(bench.PEERS)}"
+        )
+    models = _by_peer("--peer-model", args.peer_model, bench.PEERS)
+    pythons = _by_peer("--peer-python", args.peer_python, bench.PEERS)
+    bar = Bar()
+    with contextlib.ExitStack() as stack:
+        model = stack.enter_context(_loaded(args, options.context, bar))
+        stack.callback(bar.clear)
+        engines: list[bench.Engine] = [bench.LilyEngine(model, options.context)]
+        peers, absent = bench.peers(
+            wanted,
+            str(model.info.folder),
+            models,
+            pythons,
+            threads=args.threads,
+            cpu=args.device == "cpu" or "metal" not in model.info.device.lower(),
+        )
+        for peer in peers:
+            bar.status(f"loading: {peer.name}")
+            try:
+                worker = bench.Worker(peer, options.context)
+            except bench.PeerError as error:
+                absent[peer.name] = str(error)
+                continue
+            stack.callback(worker.close)
+            engines.append(worker)
+        report = bench.run(engines, options, status=bar.status, absent=absent)
+    text = json.dumps(report.to_json(), indent=1)
+    if args.json == "-":
+        print(text)
+        return
+    print(report.table())
+    if args.json:
+        Path(args.json).write_text(text + "\n", encoding="utf-8")
+
+
+def _by_peer(option: str, given: Sequence[str], peers: Sequence[str]) -> dict[str, str]:
+    """PEER=VALUE options as a mapping."""
+    found = {}
+    for text in given:
+        peer, _, value = text.partition("=")
+        if peer not in peers or not value:
+            raise UsageError(f"{option}: {text!r}, expected PEER=PATH, PEER of {', '.join(peers)}")
+        found[peer] = value
+    return found

@@ -1,0 +1,151 @@
+// The decode loop with cancellation from another thread, forks that share a cache, hostile tables.
+// Run under ThreadSanitizer and AddressSanitizer as well.
+#include <atomic>
+#include <thread>
+
+#include "base/error.h"
+#include "check.h"
+#include "runtime/session.h"
+#include "tiny.h"
+
+namespace lily {
+namespace {
+
+using test::throws;
+
+std::shared_ptr<Engine> engine() {
+  static const test::TinyCheckpoint checkpoint;
+  static const std::shared_ptr<Engine> loaded =
+      Engine::load(make_device("cpu", 2), test::tiny_config(), checkpoint.table,
+                   {.precision = Precision::float32, .chunk = 16}, nullptr);
+  return loaded;
+}
+
+std::vector<uint32_t> prompt(uint32_t n) {
+  std::vector<uint32_t> tokens;
+  for (uint32_t i = 0; i < n; ++i) tokens.push_back((i * 37 + 11) % 190);
+  return tokens;
+}
+
+std::vector<uint32_t> take(Session& s, uint32_t n, Draw draw = {}) {
+  std::vector<uint32_t> out;
+  s.start(draw, {}, n);
+  while (auto token = s.next()) out.push_back(*token);
+  s.stop();
+  return out;
+}
+
+TEST(a_stream_stopped_anywhere_continues_as_if_it_had_not) {
+  Session whole(engine(), 400);
+  whole.prefill(prompt(20), nullptr);
+  const auto expected = take(whole, 40);
+  CHECK(expected.size() == 40);
+  for (uint32_t cut = 1; cut < 40; cut += 3) {
+    Session s(engine(), 400);
+    s.prefill(prompt(20), nullptr);
+    s.start({}, {}, 1000);
+    std::vector<uint32_t> got;
+    for (uint32_t i = 0; i < cut; ++i) got.push_back(*s.next());
+    s.stop();
+    CHECK(s.position() == 20 + cut - 1 && s.pending() == got.back());
+    for (uint32_t token : take(s, 40 - cut)) got.push_back(token);
+    CHECK(got == expected);
+  }
+}
+
+TEST(cancelling_from_another_thread_leaves_the_session_exact) {
+  Session fresh(engine(), 2000);
+  fresh.prefill(prompt(50), nullptr);
+  const auto expected = take(fresh, 30);
+  Session s(engine(), 2000);
+  for (int round = 0; round < 60; ++round) {
+    std::atomic<bool> go{false};
+    std::thread other([&] {
+      while (!go) std::this_thread::yield();
+      for (int i = 0; i < round * 50; ++i) std::this_thread::yield();
+      s.cancel();
+    });
+    s.reset();
+    try {
+      go = true;
+      s.prefill(prompt(50), [](uint32_t, uint32_t) {});
+      s.start({.temperature = 1, .seed = 7}, {}, 1000);
+      while (s.next()) {
+      }
+      s.stop();
+    } catch (const Cancelled&) {
+      CHECK(s.logits() == nullptr);
+    }
+    other.join();
+    s.reset();
+    s.prefill(prompt(50), nullptr);
+    CHECK(take(s, 30) == expected);
+  }
+}
+
+TEST(forks_share_rows_and_go_their_own_ways) {
+  Session a(engine(), 400);
+  a.prefill(prompt(30), nullptr);
+  const Snapshot at = a.snapshot();
+  const auto greedy = take(a, 20);
+  std::vector<std::vector<uint32_t>> seen(4);
+  std::vector<std::thread> threads;
+  for (uint32_t i = 0; i < 4; ++i)
+    threads.emplace_back([&, i] {
+      Session b(engine(), 400);
+      b.restore(at);
+      b.decode(i);
+      b.restore(at);
+      seen[i] = take(b, 20);
+    });
+  for (auto& t : threads) t.join();
+  for (const auto& tokens : seen) CHECK(tokens == greedy);
+}
+
+TEST(a_refused_call_changes_nothing) {
+  Session s(engine(), 40);
+  s.prefill(prompt(30), nullptr);
+  const std::vector<float> before(s.logits(), s.logits() + 200);
+  CHECK(throws<ContextError>([&] { s.prefill(prompt(11), nullptr); }, "30 + 11 tokens"));
+  const uint32_t wrong[] = {3, 200};
+  CHECK(throws<ArgumentError>([&] { s.prefill(wrong, nullptr); }, "tokens[1]: 200"));
+  CHECK(throws<ArgumentError>([&] { s.prefill({}, nullptr); }, "at least one"));
+  CHECK(throws<ArgumentError>([&] { s.start({}, {{200, 1.0f}}, 5); }, "expected below 200"));
+  CHECK(s.position() == 30 && std::equal(before.begin(), before.end(), s.logits()));
+  CHECK(take(s, 100).size() == 11);  // ten more positions, and one token that is only drawn
+  CHECK(throws<ContextError>([&] { take(s, 1); }, "40 + 1 tokens"));
+}
+
+TEST(tables_that_lie_are_refused_before_a_byte_is_read) {
+  test::TinyCheckpoint good;
+  auto broken = [&](auto&& change, const char* what) {
+    TensorTable t = good.table;
+    change(t);
+    return throws<CheckpointError>(
+        [&] { Engine::load(make_device("cpu", 1), test::tiny_config(), t, {}, nullptr); }, what);
+  };
+  auto& name = "layers.0.mlp.gate.weight";
+  CHECK(broken([&](auto& t) { t.tensors[name].offset = UINT64_MAX - 4; }, "expected inside"));
+  CHECK(broken([&](auto& t) { t.tensors[name].bytes += 2; }, "expected 1024"));
+  CHECK(broken([&](auto& t) { t.tensors[name].file = 9; }, "file number 9"));
+  CHECK(broken([&](auto& t) { t.tensors[name].offset += 2; }, "shares bytes"));
+  CHECK(broken([&](auto& t) { t.tensors[name].shape = {1ull << 62, 1ull << 62}; }, "overflows"));
+  CHECK(broken([&](auto& t) { t.tensors[name].shape = {64, 8}; }, "expected [8, 64]"));
+  CHECK(broken([&](auto& t) { t.tensors[name].type = FileType::f16; }, "expected BF16"));
+  CHECK(broken([&](auto& t) { t.tensors.erase(name); }, "not found"));
+  CHECK(broken([&](auto& t) { t.files = {"/nonexistent"}; }, "/nonexistent"));
+  CHECK(broken([&](auto& t) { t.formats["layers.0.mlp.gate"] = {3, 64}; }, "3 bits"));
+}
+
+TEST(a_model_that_does_not_fit_is_refused_with_both_numbers) {
+  test::TinyCheckpoint good;
+  CHECK(throws<DeviceError>(
+      [&] {
+        Engine::load(make_device("cpu", 1), test::tiny_config(), good.table,
+                     {.memory_bytes = 100000}, nullptr);
+      },
+      "expected at most 0.00 GB"));
+}
+
+}  // namespace
+}  // namespace lily

@@ -1,0 +1,87 @@
+"""The engine against what mlx-lm and transformers computed (tests/golden/README.md)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lily
+import numpy as np
+import pytest
+from model.compare import FAST_MEDIAN, FLOAT32, relative_rms
+from numpy.typing import NDArray
+from reference.weights import read_file, read_header
+
+FOLDER = Path(__file__).parents[1] / "golden"
+CASES = sorted(p.stem for p in FOLDER.glob("*.safetensors"))
+
+
+class Case:
+    def __init__(self, name: str, checkpoint: Callable[..., Path]) -> None:
+        path = FOLDER / f"{name}.safetensors"
+        self.about: dict[str, Any] = json.loads(read_header(path)["__metadata__"]["case"])
+        self.arrays: dict[str, NDArray[Any]] = {k: t.read() for k, t in read_file(path).items()}
+        self.folder = checkpoint(
+            self.about["preset"], form=self.about["form"], seed=self.about["seed"]
+        )
+        self.tokens = self.arrays["tokens"].tolist()
+        self.positions = self.arrays["positions"].astype(int)
+
+    def oracles(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        for name in ("mlx_lm", "transformers"):
+            if f"{name}.logits" in self.arrays:
+                yield name, self.arrays[f"{name}.logits"]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> Case:
+    return Case(request.param, checkpoint)
+
+
+def prefilled(model: lily.Model, case: Case) -> NDArray[Any]:
+    return model.session().score(case.tokens)[case.positions]
+
+
+def stepped(model: lily.Model, case: Case) -> NDArray[Any]:
+    session = model.session()
+    return np.stack([np.asarray(session.decode(t)) for t in case.tokens])[case.positions]
+
+
+def as_the_oracles_ran(model: lily.Model, case: Case) -> NDArray[Any]:
+    """A prompt in one call, then token by token."""
+    session, n = model.session(), case.about["prompt"]
+    rows = list(session.score(case.tokens[:n]))
+    rows += [np.asarray(session.decode(t)) for t in case.tokens[n:]]
+    return np.stack(rows)[case.positions]
+
+
+@pytest.mark.parametrize("run", [prefilled, stepped, as_the_oracles_ran])
+def test_float32_logits_equal_the_oracles(case: Case, run: Callable[..., NDArray[Any]]) -> None:
+    with lily.Model.load(case.folder, precision="float32") as model:
+        logits = run(model, case)
+    for name, want in case.oracles():
+        assert relative_rms(logits, want).max() <= FLOAT32, name
+
+
+@pytest.mark.parametrize("run", [prefilled, stepped])
+def test_fast_logits_are_near_the_oracles(case: Case, run: Callable[..., NDArray[Any]]) -> None:
+    with lily.Model.load(case.folder) as model:
+        logits = run(model, case)
+    for name, want in case.oracles():
+        assert np.median(relative_rms(logits, want)) <= FAST_MEDIAN, name
+
+
+def test_float32_states_equal_the_oracle(case: Case) -> None:
+    layer = case.about["layer"]
+    with lily.Model.load(case.folder, precision="float32") as model:
+        kinds = model.info.config.layer_types[:layer]
+        n = kinds.count("linear_attention")
+        session = model.session()
+        session.prefill(case.tokens)
+        want = case.arrays["state"]
+        state = session.core.state(n).reshape(-1, *want.shape[1:])[case.arrays["state_heads"]]
+        assert relative_rms(state.ravel(), want.ravel()) <= FLOAT32
+        conv = case.arrays["conv"]
+        assert relative_rms(session.core.conv(n), conv.ravel()) <= FLOAT32
