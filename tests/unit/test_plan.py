@@ -1,0 +1,78 @@
+"""The plan of the real configuration, from its dimensions alone: no weights, no checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import random_checkpoint
+from lily import _core
+from lily.config import parse_config
+from lily.loading import core_config
+from lily.tensor_table import expected_tensors
+
+# What one token reads of a 4-bit checkpoint with 8-bit routers, of the routed experts only the
+# chosen, and of the embedding one row.
+REAL_BYTES = 1_669_562_496
+STATE_BYTES = 30 * 32 * 128 * 128 * 4
+
+
+def parts(preset: str) -> tuple[_core.Config, _core.TensorTable]:
+    text = random_checkpoint.text_config(random_checkpoint.PRESETS[preset], tied=False)
+    config = parse_config(text)
+    table = _core.TensorTable()
+    for module in expected_tensors(config, "mlx").linears:
+        table.add_format(module, 8 if module.endswith(("mlp.gate", "shared_expert_gate")) else 4, 64)
+    return core_config(config, 248_077), table
+
+
+def stats(kind: str, **options: Any) -> dict[str, int]:
+    config, table = parts("real")
+    known = {"single_block": False, "penalties": False, **options}
+    return _core.plan_stats(
+        _core.Device("cpu", 1), config, table, "fast", kind, chunk=512, **known
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "dispatches"),
+    [
+        ("next_greedy", {}, 252),
+        ("next_greedy", {"single_block": True}, 242),
+        ("next_drawn", {}, 252),
+        ("next_drawn", {"penalties": True}, 252),
+        ("step", {}, 252),  # embeds instead of sampling
+        ("pick", {}, 1),
+    ],
+)
+def test_dispatches_of_a_decoded_token(
+    kind: str, options: dict[str, bool], dispatches: int
+) -> None:
+    found = stats(kind, **options)
+    assert found["dispatches"] == dispatches
+    assert found["stages"] == dispatches  # a chain: each waits for the one before
+    assert found["barriers"] == dispatches - 1
+
+
+def test_bytes_of_a_decoded_token() -> None:
+    found = stats("next_greedy")
+    assert found["weight_bytes"] == pytest.approx(REAL_BYTES, rel=0.02)
+    # The recurrent states once each way; beside them only vectors of a few thousand elements.
+    assert STATE_BYTES <= found["read_bytes"] <= 1.2 * STATE_BYTES
+    assert STATE_BYTES <= found["written_bytes"] <= 1.2 * STATE_BYTES
+
+
+def test_prefill_exposes_concurrency() -> None:
+    found = stats("prompt")
+    assert found["stages"] < found["dispatches"]
+    assert found["barriers"] == found["stages"] - 1
+
+
+def test_memory_of_the_real_model() -> None:
+    config, table = parts("real")
+    need = _core.memory_need(_core.Device("cpu", 1), config, table, "fast", 512, 64 << 30)
+    assert need["weight_bytes"] == pytest.approx(19.51e9, rel=0.01)
+    assert need["position_bytes"] == 20_480
+    assert need["session_bytes"] == pytest.approx(2 * STATE_BYTES, rel=0.05)
+    assert need["scratch_bytes"] < 200e6
+    assert need["largest_context"] > 1_000_000
