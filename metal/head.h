@@ -1,4 +1,5 @@
 // logits = W_head · norm(x[row]), and the largest of the first VALID with its lowest index      (H1)
+// If none of them is a number, the index is 0xffffffff.
 #pragma once
 #include "contract.h"
 namespace lily {

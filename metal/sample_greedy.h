@@ -1,4 +1,5 @@
 // token = index of the largest maximum, lowest on ties;  x = E[token] for the next step          (H2)
+// An index beyond the vocabulary is handed on, with x = 0: no logit was a number.
 #pragma once
 #include "contract.h"
 namespace lily {

@@ -15,14 +15,26 @@ namespace lily {
 
 namespace {
 
-constexpr int spins_before_sleep = 20000;  // about 50 microseconds
-
 inline void pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
+}
+
+// Returns when `value` is no longer `old`.
+void wait_while(const std::atomic<uint32_t>& value, uint32_t old) {
+  constexpr int spins = 4000, yields = 200;  // tens of microseconds; a few hundred
+  for (int i = 0; i < spins; ++i) {
+    if (value.load(std::memory_order_acquire) != old) return;
+    pause();
+  }
+  for (int i = 0; i < yields; ++i) {
+    if (value.load(std::memory_order_acquire) != old) return;
+    std::this_thread::yield();
+  }
+  value.wait(old, std::memory_order_acquire);
 }
 
 }  // namespace
@@ -33,12 +45,9 @@ ThreadPool::ThreadPool(uint32_t n_threads) {
 }
 
 ThreadPool::~ThreadPool() {
-  {
-    std::lock_guard lock(mutex_);
-    stop_ = true;
-    ticket_.fetch_add(1);
-  }
-  wake_.notify_all();
+  stop_ = true;
+  ticket_.fetch_add(1);
+  ticket_.notify_all();
   for (std::thread& t : threads_) t.join();
 }
 
@@ -51,13 +60,11 @@ void ThreadPool::run(const Job& job) {
   job_ = job;
   next_.store(0, std::memory_order_relaxed);
   running_.store(static_cast<uint32_t>(threads_.size()), std::memory_order_relaxed);
-  ticket_.fetch_add(1);  // publishes the job
-  if (sleeping_.load() != 0) {
-    { std::lock_guard lock(mutex_); }
-    wake_.notify_all();
-  }
+  ticket_.fetch_add(1, std::memory_order_release);  // publishes the job
+  ticket_.notify_all();
   work(0);
-  while (running_.load(std::memory_order_acquire) != 0) pause();
+  for (uint32_t left; (left = running_.load(std::memory_order_acquire)) != 0;)
+    wait_while(running_, left);
 }
 
 void ThreadPool::work(uint32_t thread) {
@@ -70,22 +77,11 @@ void ThreadPool::work(uint32_t thread) {
 }
 
 void ThreadPool::loop(uint32_t thread) {
-  uint32_t seen = 0;
-  for (;;) {
-    for (int i = 0; ticket_.load(std::memory_order_acquire) == seen; ++i) {
-      if (i < spins_before_sleep) {
-        pause();
-        continue;
-      }
-      std::unique_lock lock(mutex_);
-      sleeping_.fetch_add(1);
-      wake_.wait(lock, [&] { return ticket_.load() != seen; });
-      sleeping_.fetch_sub(1);
-    }
+  for (uint32_t seen = 0;; ++seen) {
+    wait_while(ticket_, seen);
     if (stop_) return;
-    ++seen;
     work(thread);
-    running_.fetch_sub(1, std::memory_order_release);
+    if (running_.fetch_sub(1, std::memory_order_release) == 1) running_.notify_one();
   }
 }
 

@@ -2,15 +2,16 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 namespace lily {
 
-// One caller at a time. Between calls the threads spin for a few microseconds, then sleep.
+// One caller at a time. Whoever waits spins for some microseconds, then offers its processor to
+// others, then sleeps: work follows work closely in a decode step, and a busy machine is no excuse
+// to hold a processor that the awaited thread may need.
 class ThreadPool {
  public:
   explicit ThreadPool(uint32_t n_threads);  // counts the caller
@@ -49,9 +50,6 @@ class ThreadPool {
   std::atomic<uint32_t> ticket_{0};   // counts jobs; a change wakes the threads
   std::atomic<uint32_t> running_{0};  // threads still in the current job
   std::atomic<bool> stop_{false};
-  std::atomic<uint32_t> sleeping_{0};
-  std::mutex mutex_;
-  std::condition_variable wake_;
 };
 
 // Physical cores that this process may run on.

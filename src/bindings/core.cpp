@@ -18,6 +18,7 @@ namespace {
 
 using Ids = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Row = nb::ndarray<nb::numpy, float, nb::ndim<1>>;
+using Numbers = nb::typed<nb::dict, nb::str, nb::int_>;
 using Rows = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 
 std::span<const uint32_t> span(const Ids& ids) { return {ids.data(), ids.size()}; }
@@ -94,8 +95,8 @@ EngineOptions engine_options(const std::string& precision, uint32_t chunk, size_
   return {precision_named(precision), chunk, io_threads, memory_bytes};
 }
 
-nb::dict need_dict(const MemoryNeed& need) {
-  nb::dict d;
+Numbers need_dict(const MemoryNeed& need) {
+  Numbers d;
   d["weight_bytes"] = need.weight_bytes;
   d["session_bytes"] = need.session_bytes;
   d["position_bytes"] = need.position_bytes;
@@ -105,8 +106,8 @@ nb::dict need_dict(const MemoryNeed& need) {
   return d;
 }
 
-nb::dict stats_dict(const PlanStats& s) {
-  nb::dict d;
+Numbers stats_dict(const PlanStats& s) {
+  Numbers d;
   d["dispatches"] = s.dispatches;
   d["stages"] = s.stages;
   d["barriers"] = s.barriers;
@@ -324,6 +325,7 @@ void bind_session(nb::module_& m) {
       .def("stop", &Session::stop, nb::call_guard<nb::gil_scoped_release>())
       .def("cancel", &Session::cancel)
       .def_prop_ro("cancelled", &Session::cancelled)
+      .def_prop_ro("streaming", &Session::streaming)
       .def("reset", &Session::reset, nb::call_guard<nb::gil_scoped_release>())
       .def("snapshot", &Session::snapshot, nb::call_guard<nb::gil_scoped_release>())
       .def("restore", &Session::restore, "snapshot"_a, nb::call_guard<nb::gil_scoped_release>())

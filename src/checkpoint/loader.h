@@ -23,7 +23,7 @@ struct MatrixPart {
 
 class Loader {
  public:
-  // Without a table only measures, with `formats` for the modules' bit widths.
+  // To measure, the table needs only the modules' formats.
   Loader(Device& device, const TensorTable& table) : device_(device), table_(table) {}
 
   // The tensors declared next share one buffer.

@@ -133,6 +133,17 @@ void Session::run(const Plan& plan, const Step& step) {
   }
 }
 
+// A number that is not finite means that the state behind it is lost as well.
+void Session::take_logits() {
+  const uint32_t* bits = reinterpret_cast<const uint32_t*>(logits_->data);
+  uint32_t bad = 0;
+  for (uint32_t i = 0; i < engine_->config().vocab_size; ++i)
+    bad |= (bits[i] & 0x7f800000u) == 0x7f800000u;
+  poisoned_ = bad;
+  if (bad) throw DeviceError("the logits are not finite after token " + std::to_string(position()));
+  has_logits_ = true;
+}
+
 // Appends tokens chunk by chunk; with `scores` also takes the logits of each row.
 void Session::chunked(std::span<const uint32_t> tokens, float* scores, const Poll& poll) {
   const size_t v = engine_->config().vocab_size;
@@ -163,7 +174,7 @@ void Session::chunked(std::span<const uint32_t> tokens, float* scores, const Pol
     }
     done += rows;
   }
-  has_logits_ = true;
+  take_logits();
   if (poll) poll(total, total);
 }
 
@@ -196,7 +207,7 @@ void Session::step(uint32_t token) {
   run(plan, step_at(position(), 1));
   parity_ ^= 1;
   tokens_.push_back(token);
-  has_logits_ = true;
+  take_logits();
 }
 
 void Session::consume_pending() {
@@ -240,7 +251,7 @@ void Session::observe(std::span<const uint32_t> tokens, bool as_prefill,
   }
   parity_ ^= 1;
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
-  has_logits_ = true;
+  take_logits();
 }
 
 const float* Session::logits() const {

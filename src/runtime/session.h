@@ -1,4 +1,4 @@
-// One token timeline: position, KV cache, recurrent state.
+// One sequence of tokens: position, KV cache, recurrent state.
 //
 // Every call first checks its arguments and then changes the session; a refused call leaves it as
 // it was. One thread uses a session at a time, except for cancel().
@@ -53,6 +53,7 @@ class Session {
   // The next token, or none after max_tokens, at the end of the context, or when cancelled.
   std::optional<uint32_t> next();
   void stop();  // ends the stream; the last token stays pending
+  bool streaming() const { return decoder_ != nullptr; }
 
   void cancel() { cancelled_ = true; }  // from any thread: ends a running prefill or stream
   bool cancelled() const { return cancelled_; }
@@ -86,6 +87,7 @@ class Session {
   PlanOptions decode_plan(PlanKind kind, uint32_t position, bool penalties) const;
   void bind(Buffer& tokens, Buffer& logits);
   void run(const Plan&, const Step&);  // commits and waits; poisons on failure
+  void take_logits();
   void step(uint32_t token);
   void consume_pending();
   void fill_counts();
