@@ -17,9 +17,8 @@ def main() -> None:
         session = model.session(context=4096)
 
         logits = session.prefill(model.encode("The three colours are"))
-        print("likeliest next tokens:")
         for token, log_probability in logits.top(3):
-            print(f"  {model.decode([token])!r} {np.exp(log_probability):.3f}")
+            print(f"token {token} has probability {np.exp(log_probability):.3f}")
 
         # One step at a time: the logits after each token are yours to use.
         kept = session.snapshot()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import lily
 import pytest
-import random_checkpoint
 from hypothesis import settings
+
+import lily
+import random_checkpoint
 
 settings.register_profile("lily", deadline=None, max_examples=40, print_blob=True)
 settings.load_profile("lily")
@@ -24,7 +25,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         key = f"{preset}-{sorted(options.items())}"
         if key not in made:
             made[key] = random_checkpoint.write(
-                root / str(len(made)), preset, **options  # type: ignore[arg-type]
+                root / str(len(made)),
+                preset,
+                **options,  # type: ignore[arg-type]
             )
         return made[key]
 

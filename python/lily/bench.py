@@ -296,9 +296,14 @@ class LilyEngine:
 
     def __init__(self, model: Any, context: int) -> None:
         from lily import __version__
+        from lily.errors import CheckpointError
         from lily.sampling import Sampling
 
         info = model.info
+        try:
+            n_tokens = model.tokenizer.n_tokens
+        except CheckpointError:
+            n_tokens = info.config.vocab_size
         self._session = model.session(context)
         self._greedy = Sampling.greedy()
         self.about = About(
@@ -306,7 +311,7 @@ class LilyEngine:
             version=__version__ + (f" ({commit})" if (commit := commit_of_lily()) else ""),
             model=info.source,
             detail=f"{info.device}, {info.precision}",
-            n_tokens=getattr(model.tokenizer, "n_tokens", info.config.vocab_size),
+            n_tokens=n_tokens,
             load_s=info.load_s,
         )
 
@@ -427,9 +432,13 @@ class Worker:
             "cpu": peer.cpu,
             "context": context,
         }
+        variables = dict(os.environ)
+        if peer.python != sys.executable:  # what is meant for this Python may confuse that one
+            variables.pop("PYTHONPATH", None)
         try:
             self._process = subprocess.Popen(
                 [peer.python, "-P", bench_peers.__file__],
+                env=variables,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,

@@ -242,6 +242,10 @@ def _chat(args: argparse.Namespace) -> None:
                         if not talking:
                             raise
                         _fail(str(error))
+                    except KeyboardInterrupt:  # the second one; the first asks politely
+                        if not talking:
+                            raise
+                        note("[stopped; the question is forgotten]")
 
 
 def _read_line(talking: bool) -> str | None:
@@ -292,7 +296,8 @@ def _plan(args: argparse.Namespace) -> None:
         verdict = f"more than the {memory.available / 1e9:.2f} GB available"
     else:
         verdict = "fits"
-    print(f"total               {memory.total(context) / 1e9:.2f} GB at {context:,}: {verdict}")
+    total = f"{memory.total(context) / 1e9:.2f} GB with {context:,} tokens"
+    print(f"total               {total}: {verdict}")
 
 
 def _info(args: argparse.Namespace) -> None:
@@ -313,7 +318,7 @@ def _info(args: argparse.Namespace) -> None:
     checkpoint = open_checkpoint(folder)
     c = checkpoint.config
     sampling = Sampling.from_generation_config(checkpoint.generation_config)
-    device = _core.Device(args.device, 1)
+    device = _core.Device(args.device, 0)
     memory = plan_checkpoint(checkpoint, device, args.precision, 0, args.memory_limit or 0)
     formats = Counter(
         "bf16" if f.bits == 16 else f"{f.bits}-bit, groups of {f.group_size}"
@@ -349,8 +354,8 @@ def _info(args: argparse.Namespace) -> None:
         ("folder", str(folder)),
         (
             "form",
-            f"{checkpoint.form}, {c.n_parameters / 1e9:.2f} B parameters,"
-            f" {checkpoint.weights_bytes / 1e9:.2f} GB in {len(checkpoint.files)} files",
+            f"{checkpoint.form}, {c.n_parameters / 1e9:.3g} B parameters,"
+            f" {checkpoint.weights_bytes / 1e9:.3g} GB stored",
         ),
         ("linear modules", "; ".join(f"{n} in {form}" for form, n in formats.most_common())),
         (
@@ -396,7 +401,7 @@ def _bench(args: argparse.Namespace) -> None:
             str(model.info.folder),
             models,
             pythons,
-            threads=args.threads,
+            threads=args.threads or bench.physical_cores(),
             cpu=args.device == "cpu" or "metal" not in model.info.device.lower(),
         )
         for peer in peers:

@@ -30,7 +30,7 @@ class CheckpointError(Error):
 class DeviceError(Error):
     """The device is absent, out of memory, or failed at its work.
 
-    A session that was running is unusable until it is restored from a snapshot.
+    A session that was running is unusable until it is reset or restored from a snapshot.
     """
 
 
@@ -43,4 +43,4 @@ class InternalError(Error):
 
 
 class Cancelled(Error):
-    """A call was cancelled; the session holds what was finished before."""
+    """`Session.cancel` ended a prefill; the session holds the chunks that were finished before."""

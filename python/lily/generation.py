@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from lily.errors import Cancelled
@@ -80,6 +81,8 @@ class Result:
             end of the context, "cancelled".
         stop: the stop string that was found, if one was.
         seed: what the random numbers came from.
+        usage: token counts.
+        timings: seconds and speeds.
     """
 
     text: str
@@ -96,6 +99,11 @@ class Stream:
 
     Leaving the loop early, `close()`, or any other call to the session stops it; the session then
     stands right after the tokens that were returned, with the last one pending.
+
+    Attributes:
+        tokens: ids drawn so far, a natural end's included.
+        seed: what the random numbers come from.
+        finish_reason: why it ended; None while it runs.
     """
 
     def __init__(
@@ -112,14 +120,15 @@ class Stream:
         self._session = session
         self._stops = StopStrings(stop)
         self._stop_ids = model.stop_ids if stop_ids is None else frozenset(stop_ids)
-        self._decoder: StreamDecoder | None = model.stream_decoder()
+        self._decoder: StreamDecoder | None = model._stream_decoder()
         self.seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.first_token_at = self.last_token_at = 0.0
         greedy = sampling.is_greedy
         banned = sampling.banned_ids
-        session.core.start(
+        self._number = session.streams + 1
+        session._live().start(
             temperature=0.0 if greedy else sampling.temperature,
             top_k=min(sampling.top_k, 0xFFFFFFFF),
             top_p=sampling.top_p,
@@ -128,11 +137,10 @@ class Stream:
             presence=sampling.presence_penalty,
             frequency=sampling.frequency_penalty,
             seed=self.seed,
-            bias=[
-                (i, float("-inf") if i in banned else b) for i, b in sampling.logit_bias.items()
-            ],
+            bias=[(i, float("-inf") if i in banned else b) for i, b in sampling.logit_bias.items()],
             max_tokens=0xFFFFFFFF if max_tokens is None else min(max_tokens, 0xFFFFFFFF),
         )
+        session.streams = self._number
 
     @property
     def stop(self) -> str | None:
@@ -145,7 +153,9 @@ class Stream:
     def __next__(self) -> Piece:
         if self.finish_reason is not None:
             raise StopIteration
-        core = self._session.core
+        core = self._session._live()
+        if not self._is_running():
+            return self._end("cancelled")
         token = core.next()
         if token is None:
             return self._end("cancelled" if core.cancelled else "length")
@@ -161,9 +171,19 @@ class Stream:
             core.stop()
         return Piece(text, token)
 
+    def _is_running(self) -> bool:
+        """Whether the session still draws for this stream: another call may have ended it."""
+        session = self._session
+        return (
+            session._core is not None
+            and session.streams == self._number
+            and session._core.streaming
+        )
+
     def _end(self, reason: FinishReason) -> Piece:
         self.finish_reason = reason
-        self._session.core.stop()
+        if self._is_running():
+            self._session._live().stop()
         rest = self._stops.push(self._decoder.finish()) if self._decoder else ""
         return Piece(rest + self._stops.finish(), None)
 
@@ -171,8 +191,8 @@ class Stream:
         """Stop drawing. The stream counts as cancelled if it had not ended."""
         if self.finish_reason is None:
             self.finish_reason = "cancelled"
-            if self._session._core is not None:
-                self._session._core.stop()
+            if self._is_running():
+                self._session._live().stop()
 
     def __enter__(self) -> Stream:
         return self
@@ -181,7 +201,7 @@ class Stream:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "finish_reason"):
+        if hasattr(self, "_number"):
             self.close()
 
 
@@ -190,6 +210,11 @@ class Generation:
 
     The prompt is computed when iteration starts. Ctrl-C and leaving the loop stop it; the session
     stays usable.
+
+    Attributes:
+        session: where it runs.
+        prompt: token ids of the prompt.
+        sampling: how tokens are drawn.
     """
 
     def __init__(
@@ -208,7 +233,7 @@ class Generation:
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens: {max_tokens}, expected at least 1")
         StopStrings(stop)
-        session.model.check_prompt(len(prompt), session.context)
+        session.model._check_prompt(len(prompt), session.context)
         self.session = session
         self.prompt = prompt
         self.sampling = sampling
@@ -228,14 +253,8 @@ class Generation:
         self._started_at = time.perf_counter()
         try:
             self._reused, self._note = reuse(self.session, self.prompt)
-            rest = self.prompt[self._reused :]
-            boundary = self.session.model.turn_start(self.prompt) - self._reused
             try:
-                if not self._owns_session and 0 < boundary < len(rest):  # the next turn's prompt may differ after this point
-                    self.session.prefill(rest[:boundary], progress=self._progress)
-                    self.session.keep_snapshot()
-                    rest = rest[boundary:]
-                self.session.prefill(rest, progress=self._progress)
+                self._prefill()
             except Cancelled:
                 self._finish_reason = "cancelled"
                 yield Piece("", None)
@@ -251,6 +270,25 @@ class Generation:
                 self._finish_reason = "cancelled"
             if self._owns_session:
                 self.session.close()
+
+    def _prefill(self) -> None:
+        """Compute what the session does not hold, with a snapshot where the last turn begins: the
+        next prompt of a chat may differ after that point."""
+        cancels = self.session.cancels
+        edges = [self._reused, len(self.prompt)]
+        boundary = self.session.model._turn_start(self.prompt)
+        if not self._owns_session and edges[0] < boundary < edges[1]:
+            edges.insert(1, boundary)
+        for begin, end in pairwise(edges):
+            if begin == boundary != self._reused:
+                self.session._keep_snapshot()
+            self.session.prefill(self.prompt[begin:end], progress=self._report(begin))
+            if self.session.cancels != cancels:
+                raise Cancelled("generate: cancelled")
+
+    def _report(self, begin: int) -> Callable[[int, int], None] | None:
+        progress, n = self._progress, len(self.prompt)
+        return progress and (lambda done, _: progress(begin + done, n))
 
     def __iter__(self) -> Generation:
         return self
@@ -321,15 +359,9 @@ def reuse(session: Session, prompt: list[int]) -> tuple[int, str]:
     Returns:
         How many tokens it then holds, and why not more.
     """
-    pending = session.pending
-    held = session.tokens
-    if not held and pending is None:
-        return 0, ""
-    if pending is not None:
-        n = len(held)
-        if n < len(prompt) - 1 and prompt[: n + 1] == [*held, pending]:
-            return n, ""
+    if session.pending is not None:
         session.discard_pending()
+    held = session.tokens
     common = 0
     for ours, theirs in zip(held, prompt[:-1], strict=False):
         if ours != theirs:

@@ -47,7 +47,7 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         def gb(n: int) -> str:
-            return f"{n / 1e9:.2f} GB"
+            return f"{n / 1e9:.2f} GB" if n >= 1e8 else f"{n / 1e6:.2f} MB"
 
         return "\n".join(
             [
@@ -83,10 +83,12 @@ def plan(
         memory_limit: bytes that may be used; None takes what the device offers.
         revision: branch, tag or commit of a hub checkpoint.
         offline: open no connection.
-        progress: called with (what, done, total).
+        progress: called with ("download", bytes done, bytes in all).
 
     Raises:
         CheckpointError: the files are missing or wrong.
+        DeviceError: no such device here.
+        ValueError: an option is out of range.
     """
     folder, _ = resolve(source, revision, offline, progress)
     return plan_checkpoint(

@@ -158,9 +158,7 @@ class Model:
         sampling = Sampling.from_generation_config(checkpoint.generation_config)
 
         core_device = _core.Device(device, threads or 0)
-        memory = plan_checkpoint(
-            checkpoint, core_device, precision, chunk or 0, memory_limit or 0
-        )
+        memory = plan_checkpoint(checkpoint, core_device, precision, chunk or 0, memory_limit or 0)
         if context is not None and memory.largest_context and context > memory.largest_context:
             raise ContextError(
                 f"context: {context} tokens, expected at most {memory.largest_context},"
@@ -194,8 +192,7 @@ class Model:
         )
         return cls(engine, info, core_device, tokenizer)
 
-    @property
-    def engine(self) -> _core.Engine:
+    def _live_engine(self) -> _core.Engine:
         if self._engine is None:
             raise ValueError("the model is closed")
         return self._engine
@@ -226,6 +223,11 @@ class Model:
         """Ids that end a text."""
         own = self._tokenizer.stop_ids if self._tokenizer else frozenset[int]()
         return own | frozenset(self.info.stop_ids)
+
+    @property
+    def n_tokens(self) -> int:
+        """Token ids are in [0, n_tokens); the model's vocabulary may be padded beyond that."""
+        return self._tokenizer.n_tokens if self._tokenizer else self.info.config.vocab_size
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids of `text`. With `special`, spellings such as `<|im_end|>` become their tokens;
@@ -274,7 +276,7 @@ class Model:
         """
         if context is not None and not 1 <= context < 2**31:
             raise ValueError(f"context: {context}, expected at least 1")
-        session = Session(self, _core.Session(self.engine, context or self.info.context))
+        session = Session(self, _core.Session(self._live_engine(), context or self.info.context))
         self._sessions.add(session)
         return session
 
@@ -289,6 +291,7 @@ class Model:
         progress: Callable[[int, int], None] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         thinking: bool | None = None,
+        special: bool = False,
         **options: Any,
     ) -> Generation:
         """Generate text after a prompt.
@@ -301,6 +304,7 @@ class Model:
             session: a session to go on in; None makes one for this call.
             progress: called with (prompt tokens done, prompt tokens in all).
             tools, thinking: for the chat template.
+            special: whether spellings of special tokens in a text prompt become those tokens.
             options: single sampling options over `sampling`: temperature, top_k, seed, …
 
         Returns:
@@ -319,43 +323,44 @@ class Model:
                 progress=progress,
                 tools=tools,
                 thinking=thinking,
+                special=special,
                 **options,
             )
         drawn = (sampling or self.sampling).merged(options)
-        tokens = self.prompt_tokens(prompt, tools=tools, thinking=thinking)
+        tokens = self._prompt_tokens(prompt, tools, thinking, special)
         return Generation(
             self.session(), tokens, max_tokens, drawn, stop, progress, owns_session=True
         )
 
-    def prompt_tokens(
+    def _prompt_tokens(
         self,
         prompt: str | Sequence[int] | Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        thinking: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] | None,
+        thinking: bool | None,
+        special: bool,
     ) -> list[int]:
         """Token ids of a prompt in any of the forms that `generate` takes."""
         if isinstance(prompt, str):
-            return self.encode(prompt)
+            return self.encode(prompt, special=special)
         if len(prompt) and isinstance(prompt[0], Mapping):
             return self.encode_chat(
                 cast("Sequence[Message]", prompt), tools=tools, thinking=thinking
             )
         return [int(token) for token in cast(Sequence[int], prompt)]
 
-    def check_prompt(self, n_tokens: int, context: int) -> None:
+    def _check_prompt(self, n_tokens: int, context: int) -> None:
         """Raise ContextError if a prompt of `n_tokens` does not fit in `context`."""
         if n_tokens > context:
             raise ContextError(f"prompt: {n_tokens} tokens, expected at most {context}")
 
-    def turn_start(self, prompt: Sequence[int]) -> int:
-        """Where the last turn of a chat prompt begins, 0 if it has none."""
+    def _turn_start(self, prompt: Sequence[int]) -> int:
+        """Where the reply's own turn begins in a chat prompt, 0 if there is none."""
         start = self._tokenizer.added_tokens.get(TURN_START) if self._tokenizer else None
         if start is None or start not in prompt:
             return 0
         return len(prompt) - 1 - list(reversed(prompt)).index(start)
 
-    def stream_decoder(self) -> StreamDecoder | None:
+    def _stream_decoder(self) -> StreamDecoder | None:
         """Turns drawn tokens into text; None without a tokenizer."""
         if self._tokenizer is None:
             return None

@@ -20,7 +20,8 @@ class Sampling:
     """Options of the sampler, checked when made.
 
     They apply in this order: logit bias and bans, penalties, temperature, top-k, top-p, min-p,
-    draw. Penalties look at the tokens of the session, prompt included.
+    draw. Repetition looks at all tokens of the session, presence and frequency at those generated
+    since the last prompt.
 
     Where several sources give options, start with the weakest and merge the stronger over it:
     `Sampling.from_generation_config(config).merged(session_options).merged(call_options)`.
@@ -34,10 +35,10 @@ class Sampling:
         min_p: keep the tokens at least this likely, relative to the best, in [0, 1]. 0 keeps all.
         seed: in [0, 2^64); the same seed draws the same tokens on the same device and build.
             None draws a new seed for each call.
-        repetition_penalty: logits of seen tokens are divided by it if positive, multiplied if not,
-            >= 0. 1 has no effect; 0, which some clients send for "none", becomes 1.
-        presence_penalty: subtracted from the logits of seen tokens.
-        frequency_penalty: subtracted from the logits of seen tokens, once for each time seen.
+        repetition_penalty: logits of tokens seen, prompt included, are divided by it if positive,
+            multiplied if not, >= 0. 1 has no effect; 0, which some clients send, becomes 1.
+        presence_penalty: subtracted from the logits of generated tokens.
+        frequency_penalty: subtracted from the logits of generated tokens, once for each time.
         logit_bias: token id -> number added to its logit. -100 or less, -inf included, bans it.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A session: one token timeline with its KV cache and recurrent state."""
+"""A session: one sequence of tokens with its KV cache and recurrent state."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ Observer = Callable[[str, str, dict[str, NDArray[Any] | None], float | None], No
 class Logits:
     """Unnormalised scores of the next token: float32 [V].
 
-    `numpy.asarray(logits)` gives the array. Rows above the tokenizer's last id are padding.
+    `numpy.asarray(logits)` gives the array. Rows from `n_tokens` on are padding that no text has:
+    the methods here leave them out.
     """
 
-    def __init__(self, values: NDArray[np.float32]) -> None:
+    def __init__(self, values: NDArray[np.float32], n_tokens: int) -> None:
         self._values = values
+        self.n_tokens = n_tokens
 
     def __array__(
         self, dtype: np.dtype[Any] | None = None, copy: bool | None = None
@@ -44,13 +46,14 @@ class Logits:
 
     def argmax(self) -> int:
         """The id of the largest logit, the lowest of equals."""
-        return int(self._values.argmax())
+        return int(self._values[: self.n_tokens].argmax())
 
     def log_softmax(self) -> NDArray[np.float32]:
-        """Log probabilities, float32 [V]."""
-        v = self._values.astype(np.float64)
+        """Log probabilities, float32 [n_tokens]."""
+        v = self._values[: self.n_tokens].astype(np.float64)
         v -= v.max()
-        return (v - np.log(np.exp(v).sum())).astype(np.float32)
+        scores: NDArray[np.float32] = (v - np.log(np.exp(v).sum())).astype(np.float32)
+        return scores
 
     def top(self, n: int = 10) -> list[tuple[int, float]]:
         """The `n` likeliest ids with their log probabilities, best first."""
@@ -92,7 +95,7 @@ class Snapshot:
 
 
 class Session:
-    """One token timeline of a model. Made by `Model.session`.
+    """One sequence of tokens and its state. Made by `Model.session`.
 
     One thread uses a session at a time; only `cancel` may come from another. Every call checks its
     arguments before it changes anything. After a stream, the last token it returned is `pending`:
@@ -103,43 +106,45 @@ class Session:
         self._model = model
         self._core: _core.Session | None = core
         self._kept: Snapshot | None = None
+        self.cancels = 0  # calls of cancel() so far
+        self.streams = 0  # streams started so far; only the last may draw
         self._snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()
 
-    @property
-    def core(self) -> _core.Session:
+    def _live(self) -> _core.Session:
         if self._core is None:
             raise ValueError("the session is closed")
         return self._core
 
     @property
     def model(self) -> Model:
+        """The model whose session it is."""
         return self._model
 
     @property
     def position(self) -> int:
         """Tokens consumed so far."""
-        return self.core.position
+        return self._live().position
 
     @property
     def context(self) -> int:
         """Most tokens that the session holds."""
-        return self.core.context
+        return self._live().context
 
     @property
     def tokens(self) -> list[int]:
         """The consumed tokens."""
-        return self.core.tokens
+        return self._live().tokens
 
     @property
     def pending(self) -> int | None:
         """The last token of a stream, not consumed yet."""
-        return self.core.pending
+        return self._live().pending
 
     @property
     def logits(self) -> Logits | None:
         """Logits after the last consumed token; None where a stream or a cancel left none."""
-        values = self.core.logits()
-        return None if values is None else Logits(values)
+        values = self._live().logits()
+        return None if values is None else Logits(values, self._model.n_tokens)
 
     def prefill(self, tokens: Tokens, *, progress: Progress | None = None) -> Logits:
         """Append `tokens` and return the logits after the last one.
@@ -159,7 +164,7 @@ class Session:
             ContextError: the session would outgrow `context`; it is unchanged.
             Cancelled: `cancel` was called.
         """
-        self.core.prefill(token_array(tokens), progress)
+        self._live().prefill(token_array(tokens), progress)
         return cast(Logits, self.logits)
 
     def decode(self, token: int) -> Logits:
@@ -169,7 +174,7 @@ class Session:
             ValueError: the id is out of range.
             ContextError: the session is full; it is unchanged.
         """
-        self.core.decode(int(token_array([token])[0]))
+        self._live().decode(int(token_array([token])[0]))
         return cast(Logits, self.logits)
 
     def score(self, tokens: Tokens, *, progress: Progress | None = None) -> NDArray[np.float32]:
@@ -177,7 +182,7 @@ class Session:
 
         Row t is what `prefill(tokens[: t + 1])` returns. Raises as `prefill` does.
         """
-        return self.core.score(token_array(tokens), progress)
+        return self._live().score(token_array(tokens), progress)
 
     def observe(self, tokens: Tokens, observer: Observer, *, prefill: bool = False) -> Logits:
         """Append `tokens` one dispatch at a time and show each to `observer`: for profiles, dumps
@@ -189,7 +194,7 @@ class Session:
         device's memory (float32, uint32, or uint16 holding bf16), None for packed weights and
         unbound slots. The arrays are valid during the call only, and writable.
         """
-        self.core.observe(token_array(tokens), prefill, observer)
+        self._live().observe(token_array(tokens), prefill, observer)
         return cast(Logits, self.logits)
 
     def stream(
@@ -226,6 +231,7 @@ class Session:
         progress: Progress | None = None,
         tools: Sequence[Any] | None = None,
         thinking: bool | None = None,
+        special: bool = False,
         **options: Any,
     ) -> Generation:
         """As `Model.generate`, in this session: what it holds of the prompt is not computed again.
@@ -235,7 +241,7 @@ class Session:
         """
         return Generation(
             self,
-            self._model.prompt_tokens(prompt, tools=tools, thinking=thinking),
+            self._model._prompt_tokens(prompt, tools, thinking, special),
             max_tokens,
             (sampling or self._model.sampling).merged(options),
             stop,
@@ -243,20 +249,22 @@ class Session:
         )
 
     def cancel(self) -> None:
-        """End a running prefill (within a chunk) or stream (within a token). From any thread."""
-        self.core.cancel()
+        """End a running prefill (within a chunk), stream (within a token) or generation. From any
+        thread."""
+        self.cancels += 1
+        self._live().cancel()
 
     def reset(self) -> None:
         """Forget everything: as new."""
-        self.core.reset()
+        self._live().reset()
 
     def snapshot(self) -> Snapshot:
         """Keep the present state. Ends a running stream."""
-        taken = Snapshot(self.core.snapshot(), self._model)
+        taken = Snapshot(self._live().snapshot(), self._model)
         self._snapshots.add(taken)
         return taken
 
-    def keep_snapshot(self) -> None:
+    def _keep_snapshot(self) -> None:
         """Take a snapshot and hold it, in place of the one held before."""
         self._kept = self.snapshot()
 
@@ -267,7 +275,7 @@ class Session:
             ValueError: the snapshot is another model's.
             ContextError: it is longer than this session's context.
         """
-        self.core.restore(snapshot._core)
+        self._live().restore(snapshot._core)
         self._snapshots.add(snapshot)
 
     def fork(self, context: int | None = None) -> Session:
@@ -280,7 +288,7 @@ class Session:
         return other
 
     def rewind(self, position: int) -> int:
-        """Go back to the latest living snapshot of this timeline at or before `position`.
+        """Go back to the latest living snapshot of this sequence at or before `position`.
 
         Returns:
             The position reached, 0 if there is no such snapshot.
@@ -303,7 +311,7 @@ class Session:
 
     def discard_pending(self) -> None:
         """Drop the pending token. The session then has no logits until something is appended."""
-        self.core.discard_pending()
+        self._live().discard_pending()
 
     def close(self) -> None:
         """Free the session's memory. Calls after this raise ValueError; closing again is fine."""

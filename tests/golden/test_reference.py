@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import random_checkpoint
 from numpy.typing import NDArray
+
+import random_checkpoint
 from reference.model import ReferenceModel
 from reference.weights import read_file, read_header
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-# float32 arithmetic in another order of summation; an error of the arithmetic shows as 1e-3 or more.
+# float32 sums in another order; an error of the arithmetic shows as 1e-3 or more.
 FLOAT32 = 1e-5
 # bf16 activations: the median position, where no expert flips.
 FAST_MEDIAN = 2e-2

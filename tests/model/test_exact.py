@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import lily
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from model.compare import FLOAT32, relative_rms
 from numpy.typing import NDArray
+
+import lily
+from model.compare import FLOAT32, relative_rms
 
 RNG = np.random.default_rng(3)
 TOKENS = RNG.integers(0, 512, 400).tolist()
@@ -16,8 +19,8 @@ TOKENS = RNG.integers(0, 512, 400).tolist()
 
 def whole_state(session: lily.Session) -> list[NDArray[np.float32]]:
     layers = session.model.info.config.layer_types.count("linear_attention")
-    return [session.core.state(n) for n in range(layers)] + [
-        session.core.conv(n) for n in range(layers)
+    return [session._live().state(n) for n in range(layers)] + [
+        session._live().conv(n) for n in range(layers)
     ]
 
 
@@ -30,10 +33,7 @@ def logits(session: lily.Session) -> NDArray[np.float32]:
 def steps(tiny: lily.Model) -> list[tuple[NDArray[np.float32], list[NDArray[np.float32]]]]:
     """Logits and states after each of the first 131 tokens, one decode step at a time."""
     session = tiny.session()
-    found = []
-    for token in TOKENS[:131]:
-        found.append((np.asarray(session.decode(token)), whole_state(session)))
-    return found
+    return [(np.asarray(session.decode(t)), whole_state(session)) for t in TOKENS[:131]]
 
 
 @pytest.mark.parametrize("n", range(1, 131))
@@ -55,7 +55,7 @@ def test_a_prompt_cut_anywhere_gives_the_same_bits(
     whole, parts = model.session(), model.session()
     want = np.asarray(whole.prefill(TOKENS))
     edges = sorted({0, *cuts, len(TOKENS)})
-    for a, b in zip(edges, edges[1:], strict=False):
+    for a, b in pairwise(edges):
         parts.prefill(TOKENS[a:b])
     assert np.array_equal(logits(parts), want)
     for a, b in zip(whole_state(parts), whole_state(whole), strict=True):

@@ -6,9 +6,10 @@ import itertools
 import threading
 import time
 
-import lily
 import numpy as np
 import pytest
+
+import lily
 
 GREEDY = lily.Sampling.greedy()
 PROMPT = list(range(40, 90))
@@ -208,6 +209,44 @@ def test_reuse_in_a_chat(tiny: lily.Model) -> None:
     cold = tiny.generate(messages, max_tokens=8, temperature=0).result()
     assert cold.usage.reused == 0
     assert warm.tokens == cold.tokens
+
+
+def test_going_on_where_a_reply_was_cut_computes_no_token_twice(tiny: lily.Model) -> None:
+    """A pending token inside the reused part was consumed twice."""
+    session = tiny.session()
+    first = session.generate(PROMPT, max_tokens=8, temperature=0).result()
+    longer = [*PROMPT, *first.tokens, 5, 6, 7]
+    warm = session.generate(longer, max_tokens=8, temperature=0).result()
+    assert warm.usage.reused == len(PROMPT) + 7
+    assert session.tokens[: len(longer)] == longer
+    assert warm.tokens == tiny.generate(longer, max_tokens=8, temperature=0).result().tokens
+
+
+def test_an_old_stream_does_not_disturb_a_new_one(tiny: lily.Model) -> None:
+    session = tiny.session()
+    session.prefill(PROMPT)
+    old = session.stream(100, GREEDY, stop_ids=())
+    next(old)
+    new = session.stream(5, GREEDY, stop_ids=())
+    assert next(old).token is None
+    assert old.finish_reason == "cancelled"
+    del old
+    assert len([p for p in new if p.token is not None]) == 5
+    session.prefill([1, 2, 3])
+    late = session.stream(100, GREEDY, stop_ids=())
+    next(late)
+    session.prefill([4])
+    next(late)
+    assert late.finish_reason == "cancelled"
+
+
+def test_progress_counts_the_whole_prompt(tiny: lily.Model) -> None:
+    seen: list[tuple[int, int]] = []
+    session = tiny.session()
+    session.prefill(PROMPT)
+    longer = [*PROMPT, *PROMPT]
+    session.generate(longer, max_tokens=1, progress=lambda *a: seen.append(a)).result()
+    assert seen == [(82, 100), (100, 100)]
 
 
 def test_wrong_calls_are_refused_and_change_nothing(tiny: lily.Model) -> None:

@@ -635,11 +635,11 @@ def test_plan(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lily.memory.plan", lambda *_, **__: PLAN)
     assert cli.main(["plan", "m"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "total               1.33 GB at 32,768: fits"
+        "total               1.33 GB with 32,768 tokens: fits"
     )
     assert cli.main(["plan", "m", "--context", "200000"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "total               3.00 GB at 200,000: more than the 2.00 GB available"
+        "total               3.00 GB with 200,000 tokens: more than the 2.00 GB available"
     )
     assert cli.main(["plan", "m", "--json", "--context", "1000"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -3,8 +3,9 @@
 import subprocess
 from pathlib import Path
 
-import lily
 import pytest
+
+import lily
 
 TESTS = Path(lily.__file__).with_name("lily_tests")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 import random_checkpoint
 from lily import _core
 from lily.config import parse_config
@@ -22,16 +23,16 @@ def parts(preset: str) -> tuple[_core.Config, _core.TensorTable]:
     config = parse_config(text)
     table = _core.TensorTable()
     for module in expected_tensors(config, "mlx").linears:
-        table.add_format(module, 8 if module.endswith(("mlp.gate", "shared_expert_gate")) else 4, 64)
+        table.add_format(
+            module, 8 if module.endswith(("mlp.gate", "shared_expert_gate")) else 4, 64
+        )
     return core_config(config, 248_077), table
 
 
 def stats(kind: str, **options: Any) -> dict[str, int]:
     config, table = parts("real")
     known = {"single_block": False, "penalties": False, **options}
-    return _core.plan_stats(
-        _core.Device("cpu", 1), config, table, "fast", kind, chunk=512, **known
-    )
+    return _core.plan_stats(_core.Device("cpu", 1), config, table, "fast", kind, chunk=512, **known)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from lily.errors import CheckpointError
 from lily.sampling import OPTIONS, Sampling
 

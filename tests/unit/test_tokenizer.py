@@ -15,6 +15,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+
 from lily.errors import CheckpointError
 from lily.tokenizer import StreamDecoder, Tokenizer
 from tokenizers_fixture import CONTROLS, TAGS, reference_tokenizer, write_tokenizer

@@ -1,0 +1,318 @@
+"""Runs one kernel on NumPy arrays: what every op test shares.
+
+`Op` knows a contract: it takes arrays by slot name, encodes activations for the build under test,
+fills outputs with poison, checks that nothing around them was touched, and decodes the results.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lily import _testing
+
+Array = NDArray[Any]
+Floats = NDArray[np.float32]
+
+CONTRACTS: dict[str, dict[str, Any]] = _testing.contracts()
+PRECISIONS = ("fast", "float32")
+
+FLOAT32_TOLERANCE = 1e-5
+"""Relative RMS. float32 sums of a few thousand terms leave about 1e-6."""
+
+FAST_TOLERANCE = 4e-3
+"""Relative RMS of float32 results in the fast build: a device may round activations to bf16, which
+leaves about 1e-3."""
+
+BF16_ULPS = 2.0
+"""In units of the last place of the largest value: one rounding of the input, one of the output."""
+
+GUARD = 64
+"""Elements before and after each output that must stay as they were."""
+
+POISON = {
+    np.dtype(np.float32): np.nan,
+    np.dtype(np.uint16): 0xFFFF,
+    np.dtype(np.uint32): 0xFFFFFFFF,
+}
+
+
+def isas() -> list[str]:
+    """The instruction sets that this machine can run."""
+    found = []
+    for isa in ("portable", "avx2", "avx512", "avx512_bf16"):
+        try:
+            _testing.description(1, isa)
+        except Exception:
+            continue
+        found.append(isa)
+    return found
+
+
+# bfloat16 as its bits in uint16.
+
+
+def to_bf16(values: Array) -> NDArray[np.uint16]:
+    """The bits of the nearest bf16, ties to even."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
+
+
+def from_bf16(bits: Array) -> Floats:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def round_bf16(values: Array) -> Floats:
+    return from_bf16(to_bf16(values))
+
+
+def rounded(values: Array, precision: str) -> Floats:
+    """What an activation keeps of `values` in a build."""
+    return round_bf16(values) if precision == "fast" else np.asarray(values, np.float32)
+
+
+def normals(rng: np.random.Generator, *shape: int) -> Floats:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+# Packed weights.
+
+
+@dataclass
+class Weight:
+    """A packed weight and the float32 matrices, one for each segment, that it stands for."""
+
+    packed: Any
+    matrices: list[Floats]
+    """Each [rows, cols], or [experts, rows, cols]."""
+
+    @property
+    def matrix(self) -> Floats:
+        """All segments, one below the other."""
+        return np.concatenate(self.matrices, axis=-2)
+
+
+@dataclass
+class RawSegment:
+    """A matrix [experts, rows, cols] as a checkpoint has it."""
+
+    bits: int
+    weight: Array
+    scales: Array | None
+    biases: Array | None
+    values: Floats
+
+
+def random_segment(
+    rng: np.random.Generator, bits: int, rows: int, cols: int, experts: int = 1
+) -> RawSegment:
+    """Random codes; scales of either sign; values of about 1 / sqrt(cols)."""
+    shape = (experts, rows, cols)
+    if bits == 16:
+        weight = to_bf16(rng.standard_normal(shape) / np.sqrt(cols))
+        return RawSegment(16, weight, None, None, from_bf16(weight))
+    levels = 1 << bits
+    codes = rng.integers(0, levels, shape, dtype=np.uint32)
+    groups = (experts, rows, cols // 64)
+    step = rng.uniform(2.0, 4.0, groups) / levels / np.sqrt(cols)
+    scales = to_bf16(step * rng.choice([-1, 1], groups))
+    centre = rng.standard_normal(groups) * 0.2 / np.sqrt(cols)
+    biases = to_bf16(centre - from_bf16(scales) * (levels / 2))
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    words = codes.reshape(experts, rows, -1, len(shifts)) << shifts
+    by_group = codes.reshape(*groups, 64).astype(np.float32)
+    values = from_bf16(scales)[..., None] * by_group + from_bf16(biases)[..., None]
+    return RawSegment(bits, words.sum(-1, dtype=np.uint32), scales, biases, values.reshape(shape))
+
+
+def pack(segments: Sequence[RawSegment], step: int = 1 << 30, misalign: int = 0) -> Weight:
+    """Packs through the device, `step` rows at a time, from arrays `misalign` bytes off."""
+
+    def as_bytes(a: Array | None) -> Array | None:
+        if a is None:
+            return None
+        flat = a.view(np.uint8).reshape(*a.shape[:2], -1)
+        moved = np.zeros(misalign + flat.size, np.uint8)[misalign:].reshape(flat.shape)
+        moved[...] = flat
+        return moved
+
+    packed = _testing.pack(
+        [
+            (
+                s.bits,
+                *s.values.shape[1:],
+                as_bytes(s.weight),
+                as_bytes(s.scales),
+                as_bytes(s.biases),
+            )
+            for s in segments
+        ],
+        step=step,
+    )
+    single = segments[0].values.shape[0] == 1
+    return Weight(packed, [s.values[0] if single else s.values for s in segments])
+
+
+def random_weight(
+    rng: np.random.Generator,
+    shapes: Sequence[tuple[int, int]],
+    bits: int | Sequence[int] = 4,
+    experts: int = 1,
+) -> Weight:
+    """A weight of segments [rows, cols], all of one width or each of its own."""
+    widths = [bits] * len(shapes) if isinstance(bits, int) else bits
+    return pack(
+        [random_segment(rng, b, *shape, experts) for b, shape in zip(widths, shapes, strict=True)]
+    )
+
+
+# Dispatches.
+
+
+@cache
+def params_fields(op: str) -> list[tuple[str, str]]:
+    """Names and struct codes of an op's parameters, read from its contract header."""
+    text = (Path(__file__).parents[2] / "metal" / f"{op}.h").read_text()
+    body = re.search(r"struct \w+_Params \{(.*?)\};", text, re.S)
+    assert body is not None
+    codes = {"uint32_t": "I", "uint64_t": "Q", "float": "f"}
+    fields = [(n, codes[t]) for t, n in re.findall(r"(uint32_t|uint64_t|float) (\w+);", body[1])]
+    assert struct.calcsize("".join(c for _, c in fields)) == CONTRACTS[op]["params_bytes"]
+    return fields
+
+
+@dataclass
+class Result:
+    """Outputs by slot name, activations decoded to float32."""
+
+    outputs: dict[str, Array]
+    weight_bytes: int
+    precision: str
+
+    def __getitem__(self, slot: str) -> Array:
+        return self.outputs[slot]
+
+    def expect(self, slot: str, expected: Array, act: bool = False) -> None:
+        """Asserts that an output, of activations or float32, is as the build allows."""
+        if self.precision == "float32":
+            assert_close32(self[slot], expected)
+        elif act:
+            assert_close16(self[slot], expected)
+        else:
+            assert_close32(self[slot], expected, FAST_TOLERANCE)
+
+
+@dataclass
+class Guarded:
+    """An output with margins on both sides."""
+
+    whole: Array
+    shape: tuple[int, ...]
+
+    @classmethod
+    def around(cls, values: Array) -> Guarded:
+        margin = np.full(GUARD, POISON[values.dtype], values.dtype)
+        return cls(np.concatenate([margin, values.ravel(), margin]), values.shape)
+
+    @property
+    def array(self) -> Array:
+        return self.whole[GUARD:-GUARD].reshape(self.shape)
+
+    def check(self, name: str) -> None:
+        margins = np.concatenate([self.whole[:GUARD], self.whole[-GUARD:]])
+        poison = np.full(2 * GUARD, POISON[self.whole.dtype], self.whole.dtype)
+        assert margins.tobytes() == poison.tobytes(), f"{name}: written outside"
+
+
+def run(
+    op: str,
+    constants: Mapping[str, float],
+    params: Mapping[str, float],
+    precision: str = "float32",
+    *,
+    threads: int = 1,
+    isa: str = "",
+    **slots: Any,
+) -> Result:
+    """One dispatch.
+
+    Args:
+        slots: by name: an array for READ and UPDATE (activations as floats), a `Weight` for packed
+            ones, a shape for WRITE. A slot left out is not bound.
+    """
+    contract = CONTRACTS[op]
+    unknown = set(slots) - {name for name, *_ in contract["slots"]}
+    assert not unknown, unknown
+    bound: list[Any] = []
+    outputs: dict[str, Guarded] = {}
+    for name, kind, access, _ in contract["slots"]:
+        value = slots.get(name)
+        if value is None or kind == "packed":
+            bound.append(None if value is None else value.packed)
+            continue
+        dtype = storage(kind, precision)
+        fresh = access == "write"
+        value = np.full(value, POISON[dtype], dtype) if fresh else encode(value, dtype)
+        if access != "read":
+            outputs[name] = Guarded.around(value)
+            value = outputs[name].array
+        bound.append(value)
+    packed_params = struct.pack(
+        "".join(code for _, code in params_fields(op)),
+        *(params.get(name, 0) for name, _ in params_fields(op)),
+    )
+    read = _testing.run(
+        op, dict(constants), packed_params, bound, precision=precision, threads=threads, isa=isa
+    )
+    for name, output in outputs.items():
+        output.check(name)
+    return Result({n: decode(o.array) for n, o in outputs.items()}, read, precision)
+
+
+def storage(kind: str, precision: str) -> np.dtype[Any]:
+    if kind == "uint32":
+        return np.dtype(np.uint32)
+    return np.dtype(np.uint16 if kind == "act" and precision == "fast" else np.float32)
+
+
+def encode(values: Array, dtype: np.dtype[Any]) -> Array:
+    if dtype == np.uint16:
+        return to_bf16(values)
+    return np.ascontiguousarray(values, dtype)
+
+
+def decode(values: Array) -> Array:
+    return from_bf16(values) if values.dtype == np.uint16 else values.copy()
+
+
+# Comparisons.
+
+
+def relative_rms(found: Array, expected: Array) -> float:
+    scale = float(np.sqrt(np.mean(np.square(expected, dtype=np.float64))))
+    error = float(np.sqrt(np.mean(np.square(np.subtract(found, expected, dtype=np.float64)))))
+    return error / scale if scale > 0 else error
+
+
+def assert_close32(found: Array, expected: Array, tolerance: float = FLOAT32_TOLERANCE) -> None:
+    """float32 results against float64 ones."""
+    assert found.shape == expected.shape
+    assert relative_rms(found, expected) <= tolerance
+
+
+def assert_close16(found: Array, expected: Array, ulps: float = BF16_ULPS) -> None:
+    """Every value within some bf16 ulps of the largest."""
+    assert found.shape == expected.shape
+    largest = float(np.max(np.abs(expected), initial=1e-30))
+    ulp = 2.0 ** (np.floor(np.log2(largest)) - 7)
+    worst = float(np.max(np.abs(found.astype(np.float64) - expected), initial=0.0))
+    assert worst <= ulps * ulp, f"off by {worst / ulp:.2f} ulp"
