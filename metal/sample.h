@@ -4,7 +4,7 @@
 // id, how often it was generated (low 31 bits) and whether the prompt holds it (bit 31). Repetition
 // covers both, presence and frequency the generated part. With PENALTIES, the drawn token is counted.
 // The draw: u is the first word of Philox4x32-10 with key `seed` and counter `step`, over 2^32; the
-// token is the first, in falling order of weight, up to which there is at least u of the mass kept.
+// token is where the running mass of the tokens kept, in the device's own order, reaches u of all.
 // Where no logit is a number above -inf, the token is 0xffffffff, uncounted, and x = 0.
 #pragma once
 #include "contract.h"

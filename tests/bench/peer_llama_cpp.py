@@ -16,8 +16,8 @@ changing from token to token as they do in real text.
 
 Two things to know on a machine with AMX. llama.cpp by default copies dense weights into an AMX
 layout and experts into an interleaved one, which is not always the faster choice: measure with and
-without ``--no-repack`` and quote the better. And gcc before 12.4 miscompiles the AMX intrinsic
-that sets up tiles, so its build dies of an illegal instruction unless ``--no-repack`` is given.
+without ``--no-repack`` and quote the better. And some compilers (gcc 12.2) drop most of the
+tile configuration, so that their build dies of an illegal instruction without ``--no-repack``.
 """
 
 from __future__ import annotations

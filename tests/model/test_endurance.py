@@ -10,7 +10,6 @@ import os
 import random
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,13 +37,12 @@ def test_cancelling_at_random_points_leaves_no_trace(tiny: lily.Model) -> None:
     session = tiny.session()
     for round_ in range(ROUNDS):
         delay = rng.random() * 0.006
+        over = threading.Event()
         session.reset()
 
-        def cancel(delay: float = delay) -> None:
-            end = time.perf_counter() + delay
-            while time.perf_counter() < end:
-                pass
-            session.cancel()
+        def cancel(delay: float = delay, over: threading.Event = over) -> None:
+            while not over.wait(delay):  # again, should it have come between two calls
+                session.cancel()
 
         other = threading.Thread(target=cancel)
         other.start()
@@ -54,6 +52,7 @@ def test_cancelling_at_random_points_leaves_no_trace(tiny: lily.Model) -> None:
                 pass
         except lily.Cancelled:
             pass
+        over.set()
         other.join()
         if round_ % 20 == 0 or round_ == ROUNDS - 1:
             session.reset()

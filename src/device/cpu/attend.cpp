@@ -2,6 +2,7 @@
 #include "metal/attend.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "device/cpu/kernels.h"
 #include "device/cpu/rope.h"
@@ -13,87 +14,78 @@ namespace lily::cpu::LILY_ISA {
 
 namespace {
 
-constexpr uint32_t tile_heads = 4, tile_keys = 4;  // 16 running sums
-
 template <class ACT>
 using Args = Attend::Host<ACT>;
 
-// 32 values of a cache row in the order that is cheapest: for bf16 the even ones, then the odd ones.
-LILY_INLINE void load_32(const bf16* p, F& a, F& b) {
-  const U words = load_words(p);
-  a = low_half(words);
-  b = high_half(words);
-}
-LILY_INLINE void load_32(const float* p, F& a, F& b) {
-  a = load(p);
-  b = load(p + lanes);
-}
+// Scores of a block lie as [key][8 heads], so two keys make a vector and all of the softmax is
+// lane by lane.
+constexpr uint32_t octet = 8;
 
-// Between the order of load_32 and the usual one.
-template <class ACT>
-void to_cache_order(const float* x, uint32_t n, float* out) {
-  constexpr bool halves = std::is_same_v<ACT, bf16>;
-  for (uint32_t i = 0; i < n; i += 2 * lanes)
-    for (uint32_t j = 0; j < 2 * lanes; ++j)
-      out[i + j] = halves ? x[i + j % lanes * 2 + j / lanes] : x[i + j];
-}
-template <class ACT>
-void from_cache_order(const float* x, uint32_t n, float* out) {
-  constexpr bool halves = std::is_same_v<ACT, bf16>;
-  for (uint32_t i = 0; i < n; i += 2 * lanes)
-    for (uint32_t j = 0; j < 2 * lanes; ++j)
-      out[halves ? i + j % lanes * 2 + j / lanes : i + j] = x[i + j];
-}
+// Heads that pass over the cache together; each has two running sums in registers.
+#if defined(__AVX512F__)
+constexpr uint32_t tile_heads = 8;
+#else
+constexpr uint32_t tile_heads = 2;
+#endif
 
 // Keys [begin, end) of one key/value head.
 template <class ACT>
 struct Span {
   const ACT *keys, *values;  // the head's rows
   uint32_t begin, end, DH;
+
+  uint32_t size() const { return end - begin; }
 };
 
-// scores[head][key - begin] = q[head] · key. Values are fetched on the way: they come next.
+template <class ACT>
+LILY_INLINE void prefetch_row(const ACT* row, uint32_t n) {
+  for (uint32_t d = 0; d < n; d += 64 / sizeof(ACT)) __builtin_prefetch(row + d, 0, 2);
+}
+
+// scores[key - begin][head] = q[head] · key. Values are fetched on the way: they come next.
 template <class ACT, uint32_t heads>
-void score(const Span<ACT>& s, const float* q, float* scores, uint32_t stride) {
-  for (uint32_t key = s.begin; key < s.end; key += tile_keys) {
-    const ACT* rows[tile_keys];
-    for (uint32_t k = 0; k < tile_keys; ++k) {
-      const size_t row = size_t{std::min(key + k, s.end - 1)} * s.DH;
-      rows[k] = s.keys + row;
-      for (uint32_t d = 0; d < s.DH; d += 64 / sizeof(ACT)) __builtin_prefetch(s.values + row + d);
-    }
-    F sums[heads][tile_keys];
-    for (auto& of_head : sums)
-      for (F& sum : of_head) sum = zero();
-    for (uint32_t d = 0; d < s.DH; d += 2 * lanes) {
-      for (uint32_t k = 0; k < tile_keys; ++k) {
-        F a, b;
-        load_32(rows[k] + d, a, b);
-        for (uint32_t h = 0; h < heads; ++h) {
-          sums[h][k] = fma(a, load(q + h * s.DH + d), sums[h][k]);
-          sums[h][k] = fma(b, load(q + h * s.DH + d + lanes), sums[h][k]);
-        }
+void score(const Span<ACT>& s, const float* q, float* scores) {
+  constexpr uint32_t ahead = 16;
+  for (uint32_t key = s.begin; key < s.end; key += 2) {
+    const uint32_t other = std::min(key + 1, s.end - 1);
+    const ACT *row_a = s.keys + size_t{key} * s.DH, *row_b = s.keys + size_t{other} * s.DH;
+    prefetch_row(row_a + ahead * s.DH, 2 * s.DH);
+    prefetch_row(s.values + size_t{key} * s.DH, 2 * s.DH);
+    F sums[2 * octet];
+    for (F& sum : sums) sum = zero();
+    for (uint32_t d = 0; d < s.DH; d += lanes) {
+      const F a = load(row_a + d), b = load(row_b + d);
+      for (uint32_t h = 0; h < heads; ++h) {
+        const F query = load(q + h * s.DH + d);
+        sums[h] = fma(query, a, sums[h]);
+        sums[octet + h] = fma(query, b, sums[octet + h]);
       }
     }
-    for (uint32_t h = 0; h < heads; ++h)
-      for (uint32_t k = 0; k < tile_keys && key + k < s.end; ++k)
-        scores[h * stride + key + k - s.begin] = reduce_add(sums[h][k]);
+    float* out = scores + (key - s.begin) * octet;
+    if constexpr (tile_heads == octet) {
+      store(out, reduce_add_each(sums));
+    } else {
+      for (uint32_t h = 0; h < heads; ++h) {
+        out[h] = reduce_add(sums[h]);
+        out[octet + h] = reduce_add(sums[octet + h]);
+      }
+    }
   }
 }
 
-// out[head] = Σ weights[head][key - begin] · value, in cache order.
+// out[head] = Σ weights[key - begin][head] · value.
 template <class ACT, uint32_t heads>
-void gather(const Span<ACT>& s, const float* weights, uint32_t stride, float* out) {
+void gather(const Span<ACT>& s, const float* weights, float* out) {
   for (uint32_t d = 0; d < s.DH; d += 2 * lanes) {
     F low[heads], high[heads];
     for (uint32_t h = 0; h < heads; ++h) low[h] = high[h] = zero();
-    for (uint32_t key = s.begin; key < s.end; ++key) {
-      F a, b;
-      load_32(s.values + size_t{key} * s.DH + d, a, b);
+    const float* w = weights;
+    const ACT* value = s.values + size_t{s.begin} * s.DH + d;
+    for (uint32_t n = s.size(); n > 0; --n, w += octet, value += s.DH) {
+      const F a = load(value), b = load(value + lanes);
       for (uint32_t h = 0; h < heads; ++h) {
-        const F w = set1(weights[h * stride + key - s.begin]);
-        low[h] = fma(a, w, low[h]);
-        high[h] = fma(b, w, high[h]);
+        low[h] = fma(a, set1(w[h]), low[h]);
+        high[h] = fma(b, set1(w[h]), high[h]);
       }
     }
     for (uint32_t h = 0; h < heads; ++h) {
@@ -107,45 +99,50 @@ struct Extent {
   float max, sum;
 };
 
-// Scores → e^(score - max).
-Extent exponents(float* scores, uint32_t n) {
-  const uint32_t padded = (n + lanes - 1) / lanes * lanes;
-  std::fill(scores + n, scores + padded, -INFINITY);
-  F top = load(scores), sum = zero();
-  for (uint32_t i = lanes; i < padded; i += lanes) top = max(top, load(scores + i));
-  const float largest = reduce_max(top);
-  for (uint32_t i = 0; i < padded; i += lanes) {
-    const F e = exp(load(scores + i) - set1(largest));
+// Scores of n keys → e^(score - max).
+void exponents(float* scores, uint32_t n, uint32_t heads, Extent* extents) {
+  const uint32_t end = (n + 1) / 2 * 2 * octet;
+  std::fill(scores + n * octet, scores + end, -INFINITY);
+  F top = load(scores);
+  for (uint32_t i = lanes; i < end; i += lanes) top = max(top, load(scores + i));
+  float largest[lanes], sums[lanes];
+  store(largest, top);
+  for (uint32_t h = 0; h < octet; ++h)
+    largest[h] = largest[octet + h] = std::max(largest[h], largest[octet + h]);
+  top = load(largest);
+  F sum = zero();
+  for (uint32_t i = 0; i < end; i += lanes) {
+    const F e = exp(load(scores + i) - top);
     store(scores + i, e);
     sum = sum + e;
   }
-  return {largest, reduce_add(sum)};
+  store(sums, sum);
+  for (uint32_t h = 0; h < heads; ++h) extents[h] = {largest[h], sums[h] + sums[octet + h]};
 }
 
-// All of a block for a few query heads of one key/value head.
-template <class ACT, uint32_t heads>
-void attend_heads(const Span<ACT>& s, const float* q, float* out, Extent* extents) {
-  static thread_local Scratch scratch;
-  const uint32_t n = s.end - s.begin, stride = (n + lanes - 1) / lanes * lanes;
-  float* scores = scratch.room<float>(size_t{heads} * stride);
-  score<ACT, heads>(s, q, scores, stride);
-  for (uint32_t h = 0; h < heads; ++h) extents[h] = exponents(scores + h * stride, n);
-  float gathered[heads * max_head];
-  gather<ACT, heads>(s, scores, stride, gathered);
-  for (uint32_t h = 0; h < heads; ++h)
-    from_cache_order<ACT>(gathered + h * s.DH, s.DH, out + h * s.DH);
+// Calls body with `heads`, at most `most`, as a compile-time constant.
+template <uint32_t most, class Body>
+LILY_INLINE void with_heads(uint32_t heads, Body&& body) {
+  if (heads == most) return body(std::integral_constant<uint32_t, most>{});
+  if constexpr (most > 1) with_heads<most - 1>(heads, body);
 }
 
+// All of a block for the query heads of one key/value head.
 template <class ACT>
-void attend_group(const Span<ACT>& s, uint32_t heads, const float* q, float* out,
+void attend_group(const Span<ACT>& s, uint32_t group, const float* q, float* out,
                   Extent* extents) {
-  static_assert(tile_heads == 4);
-  for (uint32_t h = 0; h < heads; h += tile_heads) {
-    const uint32_t at = h * s.DH, n = std::min(tile_heads, heads - h);
-    if (n == 1) attend_heads<ACT, 1>(s, q + at, out + at, extents + h);
-    if (n == 2) attend_heads<ACT, 2>(s, q + at, out + at, extents + h);
-    if (n == 3) attend_heads<ACT, 3>(s, q + at, out + at, extents + h);
-    if (n == 4) attend_heads<ACT, 4>(s, q + at, out + at, extents + h);
+  static thread_local Scratch scratch;
+  float* scores = scratch.room<float>(size_t{s.size() + 1} * octet);
+  for (uint32_t first = 0; first < group; first += octet) {
+    const uint32_t heads = std::min(octet, group - first), at = first * s.DH;
+    if (heads < octet) std::fill_n(scores, (s.size() + 1) * octet, 0.0f);
+    auto for_tiles = [&](auto&& body) {
+      for (uint32_t h = 0; h < heads; h += tile_heads)
+        with_heads<tile_heads>(std::min(tile_heads, heads - h), [&](auto n) { body(h, n); });
+    };
+    for_tiles([&](uint32_t h, auto n) { score<ACT, n>(s, q + at + h * s.DH, scores + h); });
+    exponents(scores, s.size(), heads, extents + first);
+    for_tiles([&](uint32_t h, auto n) { gather<ACT, n>(s, scores + h, out + at + h * s.DH); });
   }
 }
 
@@ -156,7 +153,7 @@ void write_gated(const float* sum, float scale, const ACT* gate, uint32_t DH, AC
     store(u + d, load(sum + d) * set1(scale) * sigmoid(load(gate + d)));
 }
 
-// Queries to scratch, in cache order and scaled; the new key and value to the cache.
+// Queries to scratch, scaled; the new key and value to the cache.
 template <class ACT>
 const float* prepare(const Args<ACT>& a) {
   static thread_local Scratch scratch;
@@ -164,11 +161,9 @@ const float* prepare(const Args<ACT>& a) {
   const Rotation rotation(a.p.position, a.frequencies, a.c.ROTARY / 2);
   const float scale = 1.0f / std::sqrt(static_cast<float>(DH));
   float* q = scratch.room<float>(size_t{H} * DH);
-  float y[max_head];
-  for (uint32_t h = 0; h < H; ++h) {
-    norm_rotate(a.qkv + 2 * h * DH, a.q_norm, DH, a.c.EPS, rotation, a.c.ROTARY, scale, y);
-    to_cache_order<ACT>(y, DH, q + h * DH);
-  }
+  for (uint32_t h = 0; h < H; ++h)
+    norm_rotate(a.qkv + 2 * h * DH, a.q_norm, DH, a.c.EPS, rotation, a.c.ROTARY, scale,
+                q + h * DH);
   const ACT *k = a.qkv + 2 * H * DH, *v = k + HKV * DH;
   for (uint32_t h = 0; h < HKV; ++h) {
     const size_t entry = (size_t{h} * a.p.capacity + a.p.position) * DH;
@@ -181,7 +176,7 @@ const float* prepare(const Args<ACT>& a) {
 }  // namespace
 
 // The calling thread norms and rotates; then threads share pairs of a key/value head and a block of
-// keys. Four query heads at a time take a block, so that a cache row is read for several heads.
+// keys. A cache row is read once for eight query heads.
 template <class ACT>
 void attend(const KernelCall& call) {
   Args<ACT> a(call.slots, call.constants, call.params);

@@ -68,10 +68,11 @@ class FloatProducts {
     F largest, least = exp(set1(-100.0f));
     LILY_INLINE F operator()(F score) const { return exp(score - largest) - least; }
   };
-  // The probabilities of keys `key` and `key` + 1.
-  static LILY_INLINE void put(Cell* p, uint32_t group, uint32_t key, F even, F odd) {
+  // Keeps the probabilities of keys `key` and `key` + 1 and adds them to `sum`.
+  static LILY_INLINE void put(Cell* p, uint32_t group, uint32_t key, F even, F odd, F& sum) {
     store(p + key * row_block + group * lanes, even);
     store(p + (key + 1) * row_block + group * lanes, odd);
+    sum = sum + (even + odd);
   }
 
  private:
@@ -156,23 +157,24 @@ class PairProducts {
     multiply<true>(values_, tile_keys, DH_, n, p, o, DH_);
   }
 
-  // e^(score - largest) to 8e-5, which is small beside the rounding to bf16: 2^n times a polynomial
+  // e^(score - largest) to 8e-5, which is small beside the rounding to bf16: 2^n times the cubic
   // that is closest to 2^r in [-1/2, 1/2].
   struct Weigh {
-    F offset;
-    explicit Weigh(F largest) : offset(zero() - largest * set1(log2_e)) {}
+    F largest;
     LILY_INLINE F operator()(F score) const {
-      const F x = fma(score, set1(log2_e), offset), n = round(x), r = x - n;
+      const F x = (score - largest) * set1(1.44269504f), n = round(x), r = x - n;
       F p = fma(set1(0.05517167f), r, set1(0.24261112f));
       p = fma(p, r, set1(0.69326099f));
       p = fma(p, r, set1(0.99992807f));
       return {_mm512_scalef_ps(p.v, n.v)};
     }
-    static constexpr float log2_e = 1.44269504f;
   };
-  static LILY_INLINE void put(Cell* p, uint32_t group, uint32_t key, F even, F odd) {
+  // What is summed is what was rounded, so that the weights of a row add up to 1.
+  static LILY_INLINE void put(Cell* p, uint32_t group, uint32_t key, F even, F odd, F& sum) {
     const __m512i pairs = interleave((__m512i)_mm512_cvtne2ps_pbh(odd.v, even.v));
     _mm512_store_si512(tile(p, key / two, group) + key % two / 2 * lanes, pairs);
+    const P ones = as_pairs(_mm512_set1_epi16(0x3f80));
+    sum = dot(as_pairs(pairs), ones, sum);
   }
 
  private:

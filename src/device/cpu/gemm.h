@@ -38,13 +38,26 @@ struct alignas(64) Line {
 template <class C>
 constexpr uint32_t line_cells = sizeof(Line) / sizeof(C);
 
-// Registers hold the sums of micro_rows rows times micro_blocks blocks of 16 outputs.
+// Rows of a tile. The vector registers hold the sums of micro_rows of them, or of micro_few if fewer
+// are left, times micro_blocks blocks of 16 outputs.
 #if defined(__AVX512F__)
-constexpr uint32_t tile_rows = 16, micro_rows = 8, micro_blocks = 2;
+template <class C>
+constexpr uint32_t tile_rows = sizeof(C) == 2 ? 16 : 12;  // 16 is what the matrix unit takes
+template <class C>
+constexpr uint32_t micro_rows = sizeof(C) == 2 ? 8 : 12;
+constexpr uint32_t micro_few = 4, micro_blocks = 2;
 #elif defined(__AVX2__)
-constexpr uint32_t tile_rows = 6, micro_rows = 6, micro_blocks = 1;
+template <class C>
+constexpr uint32_t tile_rows = 6;
+template <class C>
+constexpr uint32_t micro_rows = 6;
+constexpr uint32_t micro_few = 2, micro_blocks = 1;
 #else
-constexpr uint32_t tile_rows = 4, micro_rows = 4, micro_blocks = 1;
+template <class C>
+constexpr uint32_t tile_rows = 4;
+template <class C>
+constexpr uint32_t micro_rows = 4;
+constexpr uint32_t micro_few = 2, micro_blocks = 1;
 #endif
 
 constexpr uint32_t strip_columns = 2 * block_rows;
@@ -222,14 +235,15 @@ LILY_INLINE void copy_line(Line* to, const bf16* from) {
 // `row_at(r)` is where row r begins.
 template <class ACT, class RowAt>
 void fill_tile(Line* tile, uint32_t lines, uint32_t rows, const RowAt& row_at) {
-  for (uint32_t r = 0; r < tile_rows; ++r) {
+  using C = Cell<ACT>;
+  for (uint32_t r = 0; r < tile_rows<C>; ++r) {
     Line* to = tile + r;
     if (r >= rows) {
-      for (uint32_t l = 0; l < lines; ++l) to[l * tile_rows] = Line{};
+      for (uint32_t l = 0; l < lines; ++l) to[l * tile_rows<C>] = Line{};
       continue;
     }
     const ACT* from = row_at(r);
-    for (uint32_t l = 0; l < lines; ++l) copy_line(to + l * tile_rows, from + l * line_cells<Cell<ACT>>);
+    for (uint32_t l = 0; l < lines; ++l) copy_line(to + l * tile_rows<C>, from + l * line_cells<C>);
   }
 }
 
@@ -313,12 +327,12 @@ LILY_INLINE P spread(const bf16* p) { return set1_pair(p); }
 LILY_INLINE F multiply_add(P a, P w, F sum) { return dot(a, w, sum); }
 #endif
 
-// micro_rows rows, their sums in registers. Each run sums up by itself before it joins the others:
-// long sums in float32 stay exact to about 1e-7 that way.
-template <class C>
+// n_rows rows, their sums in registers. Each run sums up by itself before it joins the others: long
+// sums in float32 stay exact to less than 1e-6 that way.
+template <class C, uint32_t n_rows>
 LILY_INLINE void multiply_micro(const Line* tile, const Line* const* blocks, uint32_t lines,
                                 bool first, float* sums) {
-  F sum[micro_rows][micro_blocks];
+  F sum[n_rows][micro_blocks];
   for (auto& row : sum)
     for (F& s : row) s = zero();
   for (uint32_t l = 0; l < lines; ++l) {
@@ -326,33 +340,38 @@ LILY_INLINE void multiply_micro(const Line* tile, const Line* const* blocks, uin
       decltype(weights(static_cast<const C*>(nullptr))) w[micro_blocks];
       for (uint32_t b = 0; b < micro_blocks; ++b)
         w[b] = weights(reinterpret_cast<const C*>(blocks[b] + l * line_steps + step));
-#pragma GCC unroll 8
-      for (uint32_t r = 0; r < micro_rows; ++r) {
-        const auto a = spread(reinterpret_cast<const C*>(tile[l * tile_rows + r].steps + step));
+#pragma GCC unroll 12
+      for (uint32_t r = 0; r < n_rows; ++r) {
+        const auto a = spread(reinterpret_cast<const C*>(tile[l * tile_rows<C> + r].steps + step));
         for (uint32_t b = 0; b < micro_blocks; ++b) sum[r][b] = multiply_add(a, w[b], sum[r][b]);
       }
     }
   }
-  for (uint32_t r = 0; r < micro_rows; ++r)
+  for (uint32_t r = 0; r < n_rows; ++r)
     for (uint32_t b = 0; b < micro_blocks; ++b) {
       float* to = sums + r * strip_columns + b * block_rows;
       store(to, first ? sum[r][b] : load(to) + sum[r][b]);
     }
 }
 
+template <class C>
 struct VectorEngine {
-  static constexpr uint32_t rows = tile_rows;  // of a run
-  static constexpr uint32_t lines = 16;        // of a run: a tile's stay in the L1 cache
+  static constexpr uint32_t rows = tile_rows<C>;  // of a run
+  static constexpr uint32_t lines = 8;            // of a run: a tile's stay in the L1 cache
   static constexpr size_t panel_bytes = size_t{512} << 10;
 
-  template <class C>
   void multiply(const Run& run) const {
-    for (uint32_t r = 0; r < run.rows; r += micro_rows)
-      for (uint32_t b = 0; b < (run.right ? 2 : 1); b += micro_blocks) {
-        const Line* blocks[] = {b == 0 ? run.left : run.right, run.right ? run.right : run.left};
-        multiply_micro<C>(run.tile + r, blocks, run.lines, run.first,
-                          run.sums + r * strip_columns + b * block_rows);
-      }
+    for (uint32_t b = 0; b < (run.right ? 2 : 1); b += micro_blocks) {
+      const Line* blocks[] = {b == 0 ? run.left : run.right, run.right ? run.right : run.left};
+      float* sums = run.sums + b * block_rows;
+      uint32_t r = 0;
+      for (; r + micro_rows<C> <= run.rows; r += micro_rows<C>)
+        multiply_micro<C, micro_rows<C>>(run.tile + r, blocks, run.lines, run.first,
+                                         sums + r * strip_columns);
+      for (; r < run.rows; r += micro_few)
+        multiply_micro<C, micro_few>(run.tile + r, blocks, run.lines, run.first,
+                                     sums + r * strip_columns);
+    }
   }
 };
 
@@ -410,15 +429,15 @@ void multiply_panel(const Engine& engine, const Line* tiles, uint32_t lines, con
     for (uint32_t line = 0; line < lines; line += Engine::lines)
       for (uint32_t s = 0; s < panel.n; ++s) {
         const size_t step = size_t{line} * line_steps;
-        const Run run{tiles + size_t{row} * lines + line * tile_rows,
-                      size_t{tile_rows} * lines,
+        const Run run{tiles + size_t{row} * lines + line * tile_rows<C>,
+                      size_t{tile_rows<C>} * lines,
                       rows,
                       panel.left[s] + step,
                       panel.right[s] ? panel.right[s] + step : nullptr,
                       std::min(Engine::lines, lines - line),
                       line == 0,
                       sums + s * strip_sums};
-        engine.template multiply<C>(run);
+        engine.multiply(run);
         if (line + run.lines == lines) sink(panel.strips[s], group.first + row, rows, run.sums);
       }
   }
@@ -459,21 +478,29 @@ void multiply_groups(const KernelCall& call, const Strips& strips, std::span<con
   if constexpr (std::is_same_v<ACT, bf16>)
     if (tiles_usable()) return multiply_groups<TileEngine, bf16>(call, strips, groups, tiles_of, sink);
 #endif
-  multiply_groups<VectorEngine, Cell<ACT>>(call, strips, groups, tiles_of, sink);
+  multiply_groups<VectorEngine<Cell<ACT>>, Cell<ACT>>(call, strips, groups, tiles_of, sink);
 }
 
 // ---- What kernels call ----
 
-// Fills the tiles of a group from tile `begin` to before `end`.
+template <class ACT>
+uint32_t tiles_for(uint32_t rows) {
+  return (rows + tile_rows<Cell<ACT>> - 1) / tile_rows<Cell<ACT>>;
+}
+template <class ACT>
+Line* room_for_tiles(uint32_t rows, uint32_t lines) {
+  return memory().tiles.room<Line>(size_t{tiles_for<ACT>(rows)} * tile_rows<Cell<ACT>> * lines);
+}
+
+// Fills the tiles of a group from tile `begin` to before `end`; row_at(r) is where row r of A begins.
 template <class ACT, class RowAt>
 void fill_tiles(Line* tiles, uint32_t lines, const Group& group, uint32_t begin, uint32_t end,
                 const RowAt& row_at) {
+  constexpr uint32_t of_tile = tile_rows<Cell<ACT>>;
   for (uint32_t i = begin; i < end; ++i)
-    fill_tile<ACT>(tiles + size_t{i} * tile_rows * lines, lines, group.rows - i * tile_rows,
-                   [&](uint32_t r) { return row_at(group.first + i * tile_rows + r); });
+    fill_tile<ACT>(tiles + size_t{i} * of_tile * lines, lines, group.rows - i * of_tile,
+                   [&](uint32_t r) { return row_at(group.first + i * of_tile + r); });
 }
-
-inline uint32_t tiles_for(uint32_t rows) { return (rows + tile_rows - 1) / tile_rows; }
 
 // Rows of a [T, K]: threads fill the tiles of a chunk together.
 template <class ACT, class Sink>
@@ -482,17 +509,16 @@ void multiply_dense(const KernelCall& call, const ACT* a, uint32_t T, const Stri
   const uint32_t K = strips.K(), lines = K / line_cells<Cell<ACT>>;
   for (uint32_t first = 0; first < T; first += chunk_rows) {
     const Group group{0, std::min(chunk_rows, T - first), first};
-    const uint32_t n = tiles_for(group.rows);
-    Line* tiles = memory().tiles.room<Line>(size_t{n} * tile_rows * lines);
-    call.pool.parallel_for(n, 1, [&](uint32_t begin, uint32_t end, uint32_t) {
+    Line* tiles = room_for_tiles<ACT>(group.rows, lines);
+    call.pool.parallel_for(tiles_for<ACT>(group.rows), 1, [&](uint32_t begin, uint32_t end, uint32_t) {
       fill_tiles<ACT>(tiles, lines, group, begin, end, [&](uint64_t r) { return a + r * K; });
     });
     multiply_groups<ACT>(call, strips, {&group, 1}, [&](const Group&) { return tiles; }, sink);
   }
 }
 
-// Rows offsets[e] … offsets[e + 1] - 1 of the result meet expert e; row_at(r) is where row r of A
-// begins. Each thread fills tiles of its own.
+// Rows offsets[e] … offsets[e + 1] - 1 of the result meet expert e. Each thread fills tiles of its
+// own.
 template <class ACT, class RowAt, class Sink>
 void multiply_grouped(const KernelCall& call, const uint32_t* offsets, const Strips& strips,
                       const RowAt& row_at, const Sink& sink) {
@@ -508,9 +534,8 @@ void multiply_grouped(const KernelCall& call, const uint32_t* offsets, const Str
       first += group->rows;
     }
   const auto tiles_of = [&](const Group& group) {
-    const uint32_t n = tiles_for(group.rows);
-    Line* tiles = memory().tiles.room<Line>(size_t{n} * tile_rows * lines);
-    fill_tiles<ACT>(tiles, lines, group, 0, n, row_at);
+    Line* tiles = room_for_tiles<ACT>(group.rows, lines);
+    fill_tiles<ACT>(tiles, lines, group, 0, tiles_for<ACT>(group.rows), row_at);
     return tiles;
   };
   multiply_groups<ACT>(call, strips, {groups, n_groups}, tiles_of, sink);

@@ -58,14 +58,10 @@ struct alignas(64) Softmax {
     const F now = max(round(top(s, n) * set1(0.125f)) * set1(8.0f), old);
     if (reduce_max(now - old) > 0) rescale(exp(old - now) - exp(set1(-100.0f)), now, o, DH);
     const typename P::Weigh weigh{now};
-    F even_sum = zero(), odd_sum = zero();
-    for (uint32_t key = 0; key < n; key += 2) {
-      const F even = weigh(load(s + key * lanes)), odd = weigh(load(s + (key + 1) * lanes));
-      even_sum = even_sum + even;
-      odd_sum = odd_sum + odd;
-      P::put(p, group, key, even, odd);
-    }
-    store(sum, load(sum) + (even_sum + odd_sum));
+    F added = zero();
+    for (uint32_t key = 0; key < n; key += 2)
+      P::put(p, group, key, weigh(load(s + key * lanes)), weigh(load(s + (key + 1) * lanes)), added);
+    store(sum, load(sum) + added);
   }
 
  private:

@@ -17,6 +17,24 @@ namespace {
 
 constexpr uint32_t no_token = ~0u;
 
+// Calls body(i, n) for pieces i…i+n-1 of 16 or, at the end, fewer.
+template <class Body>
+LILY_INLINE void for_lanes(uint32_t n, Body&& body) {
+  const uint32_t whole = n / lanes * lanes;
+  for (uint32_t i = 0; i < whole; i += lanes) body(i, lanes);
+  if (whole < n) body(whole, static_cast<int>(n - whole));
+}
+
+LILY_INLINE F load_some(const float* p, int n, float rest) {
+  if (n == lanes) return load(p);
+  float padded[lanes];
+  std::fill(std::copy_n(p, n, padded), padded + lanes, rest);
+  return load(padded);
+}
+LILY_INLINE void store_some(float* p, F values, int n) {
+  n == lanes ? store(p, values) : store_first(p, values, n);
+}
+
 // Writes the token and its row of the embedding; zeroes where there is no token.
 void hand_on(const KernelCall& call, const std::byte* embedding, uint32_t token, uint32_t D,
              uint32_t* slot, float* x) {
@@ -43,10 +61,9 @@ uint32_t philox(uint64_t key, uint64_t counter) {
   return x[0];
 }
 
-// Logits after bias, masks and penalties. What is not a number counts as masked.
+// Logits after bias, masks and penalties; returns the largest. What is not a number counts as masked.
 template <class ACT>
-void adjust(const Sample::Host<ACT>& a, uint32_t n) {
-  const F least = set1(-INFINITY);
+float adjust(const Sample::Host<ACT>& a, uint32_t n) {
   std::copy_n(a.logits, n, a.adjusted);
   for (uint32_t i = 0; i < a.p.n_bias; ++i)
     if (a.bias_ids[i] < n) a.adjusted[a.bias_ids[i]] += a.bias[i];
@@ -57,101 +74,99 @@ void adjust(const Sample::Host<ACT>& a, uint32_t n) {
     l = l > 0 ? l / a.p.repetition : l * a.p.repetition;
     if (generated > 0) l -= a.p.presence + a.p.frequency * static_cast<float>(generated);
   }
-  const uint32_t whole = n / lanes * lanes;
-  for (uint32_t i = 0; i < whole; i += lanes)
-    store(a.adjusted + i, max(load(a.adjusted + i), least));  // a NaN gives the other operand
-  for (uint32_t i = whole; i < n; ++i)
-    if (std::isnan(a.adjusted[i])) a.adjusted[i] = -INFINITY;
+  const F least = set1(-INFINITY);
+  F top = least;
+  for_lanes(n, [&](uint32_t i, int left) {
+    const F l = max(load_some(a.adjusted + i, left, -INFINITY), least);  // NaN gives the other one
+    store_some(a.adjusted + i, l, left);
+    top = max(top, l);
+  });
+  return reduce_max(top);
 }
 
-// A distribution over n tokens: weights relative to the best, which has 1, and a histogram of them.
-// Buckets are floats that share exponent and three bits of mantissa, so they fall into order.
-class Distribution {
- public:
-  // Replaces adjusted logits by weights. What is e^-80 times less likely than the best is masked.
-  Distribution(float* logits, uint32_t n, float top, float temperature) : weights_(logits), n_(n) {
-    const float inverse = std::min(1.0f / temperature, 1e30f);
-    const F tail = set1(1.8e-35f);
-    auto weight = [=](F logit) {
-      return max(exp((logit - set1(top)) * set1(inverse)) - tail, zero());
-    };
-    const uint32_t whole = n / lanes * lanes;
-    const int rest = static_cast<int>(n - whole);
-    for (uint32_t i = 0; i < whole; i += lanes) store(logits + i, weight(load(logits + i)));
-    store_first(logits + whole, weight(load_first(logits + whole, rest)), rest);
-    for (uint32_t i = 0; i < n; ++i) {
-      const uint32_t b = bucket(weights_[i]);
-      ++counts_[b];
-      masses_[b] += weights_[i];
-    }
-    counts_[0] = 0;  // masked
-  }
+// Logits → weights relative to the best, which has 1. What is e^-80 times less likely is masked.
+// Returns their sum.
+double weigh(float* logits, uint32_t n, float top, float temperature) {
+  const F inverse = set1(std::min(1.0f / temperature, 1e30f)), tail = set1(1.8e-35f);
+  double total = 0;
+  for_lanes(n, [&](uint32_t i, int left) {
+    const F z = (load_some(logits + i, left, -INFINITY) - set1(top)) * inverse;
+    const F weight = max(exp(z) - tail, zero());
+    store_some(logits + i, weight, left);
+    total += reduce_add(weight);
+  });
+  return total;
+}
 
-  struct Prefix {
-    uint32_t count = 0;
-    double mass = 0;
-    uint32_t last = no_token;
-  };
-
-  // The tokens in falling order of weight, lowest id first on ties, until there are `count` of them
-  // or their mass reaches `mass`; those below `weight` are left out.
-  Prefix take(uint32_t count, double mass, float weight) const {
-    Prefix taken;
-    uint32_t b = n_buckets - 1;
-    for (; b > 0; --b) {
-      if (counts_[b] == 0) continue;
-      if (taken.count + counts_[b] >= count || taken.mass + masses_[b] >= mass ||
-          std::bit_cast<float>(b << shift) < weight)
-        break;
-      taken.count += counts_[b];
-      taken.mass += masses_[b];
-    }
-    if (b == 0) return taken;
-    const Token* tokens = sorted(b);
-    for (uint32_t i = 0; i < counts_[b] && tokens[i].weight >= weight; ++i) {
-      taken = {taken.count + 1, taken.mass + tokens[i].weight, tokens[i].id};
-      if (taken.count >= count || taken.mass >= mass) break;
-    }
-    return taken;
-  }
-
- private:
-  static constexpr uint32_t shift = 20, n_buckets = 1024;
-  struct Token {
-    float weight;
-    uint32_t id;
-  };
-
-  static uint32_t bucket(float weight) { return std::bit_cast<uint32_t>(weight) >> shift; }
-
-  const Token* sorted(uint32_t b) const {
-    static thread_local Scratch scratch;
-    Token* tokens = scratch.room<Token>(counts_[b]);
-    uint32_t found = 0;
-    for (uint32_t i = 0; found < counts_[b]; ++i)
-      if (bucket(weights_[i]) == b) tokens[found++] = {weights_[i], i};
-    std::sort(tokens, tokens + found, [](const Token& x, const Token& y) {
-      return x.weight > y.weight || (x.weight == y.weight && x.id < y.id);
-    });
-    return tokens;
-  }
-
-  const float* weights_;
-  uint32_t n_;
-  uint32_t counts_[n_buckets] = {};
-  double masses_[n_buckets] = {};
+struct Token {
+  float weight;
+  uint32_t id;
 };
 
-// Top-k, top-p and min-p each keep a prefix of the tokens in falling order, and the draw takes the
-// prefix whose mass a uniform number says: its last token is the one.
-uint32_t draw(const Distribution& tokens, const Sample_Params& p) {
-  using Prefix = Distribution::Prefix;
-  const uint32_t top_k = p.top_k == 0 ? no_token : p.top_k;
-  Prefix kept = tokens.take(top_k, INFINITY, 0);
-  if (p.top_p < 1 || p.min_p > 0)
-    kept = tokens.take(top_k, p.top_p < 1 ? p.top_p * kept.mass : INFINITY, p.min_p);
+// Falling order of weight, lowest id first on ties.
+LILY_INLINE bool before(const Token& x, const Token& y) {
+  return x.weight > y.weight || (x.weight == y.weight && x.id < y.id);
+}
+
+// Some tokens with their mass.
+struct Tokens {
+  Token* first;
+  uint32_t count = 0;
+  double mass = 0;
+
+  void add(Token t) {
+    first[count++] = t;
+    mass += t.weight;
+  }
+  // Those up to `most` of them or up to which their mass reaches `enough`.
+  Tokens prefix(uint32_t most, double enough) const {
+    Tokens kept{first};
+    while (kept.count < std::min(most, count) && kept.mass < enough) kept.add(first[kept.count]);
+    return kept;
+  }
+};
+
+// Those of weight `least` or more, in order of id.
+Tokens collect(const float* weights, uint32_t n, float least) {
+  static thread_local Scratch scratch;
+  Tokens found{scratch.room<Token>(n)};
+  for_lanes(n, [&](uint32_t i, int left) {
+    if (!(reduce_max(load_some(weights + i, left, 0)) >= least)) return;
+    for (uint32_t id = i; id < i + static_cast<uint32_t>(left); ++id)
+      if (weights[id] >= least) found.add({weights[id], id});
+  });
+  return found;
+}
+
+// Top-k and top-p keep a prefix of the tokens in falling order. It is found among the few tokens
+// that are not much less likely than the best, if they suffice.
+uint32_t draw(const float* weights, uint32_t n, double total, const Sample_Params& p) {
+  const uint32_t top_k = p.top_k == 0 ? n : p.top_k;
+  const double enough = p.top_p < 1 ? p.top_p * total : INFINITY;
+  Tokens kept{};
+  for (float least : {0x1p-12f, 0x1p-24f, 0x1p-120f}) {
+    kept = collect(weights, n, least);
+    if (p.top_k == 0 ? kept.mass >= enough : kept.count >= top_k) break;
+  }
+  if (top_k < kept.count) {
+    std::nth_element(kept.first, kept.first + top_k, kept.first + kept.count, before);
+    std::sort(kept.first, kept.first + top_k, before);
+    kept = kept.prefix(top_k, INFINITY);
+  }
+  if (p.top_p < 1) {
+    const double mass = p.top_k == 0 ? total : kept.mass;
+    std::sort(kept.first, kept.first + kept.count, before);
+    kept = kept.prefix(top_k, p.top_p * mass);
+  }
+  if (p.min_p > 0) {
+    const Tokens all = kept;
+    kept = {all.first};
+    for (uint32_t i = 0; i < all.count; ++i)
+      if (all.first[i].weight >= p.min_p) kept.add(all.first[i]);
+  }
   const double uniform = philox(p.seed, p.step) * 0x1p-32;
-  return tokens.take(kept.count, uniform * kept.mass, 0).last;
+  const uint32_t drawn = kept.prefix(kept.count, uniform * kept.mass).count;
+  return kept.first[std::max(drawn, 1u) - 1].id;
 }
 
 }  // namespace
@@ -176,15 +191,13 @@ template <class ACT>
 void sample(const KernelCall& call) {
   Sample::Host<ACT> a(call.slots, call.constants, call.params);
   const uint32_t n = std::min(a.c.VALID, a.c.V);
-  adjust(a, n);
-  uint32_t best = 0;
-  for (uint32_t i = 1; i < n; ++i)
-    if (a.adjusted[i] > a.adjusted[best]) best = i;
-  const float top = a.adjusted[best];
-  uint32_t token = top > -INFINITY ? best : no_token;
+  const float top = adjust(a, n);
+  uint32_t token = no_token;
   const bool greedy = a.p.temperature <= 0 || a.p.top_k == 1 || a.p.top_p <= 0;
-  if (!greedy && std::isfinite(top))
-    token = draw(Distribution(a.adjusted, n, top, a.p.temperature), a.p);
+  if (top > -INFINITY && (greedy || !std::isfinite(top)))
+    token = static_cast<uint32_t>(std::find(a.adjusted, a.adjusted + n, top) - a.adjusted);
+  else if (top > -INFINITY)
+    token = draw(a.adjusted, n, weigh(a.adjusted, n, top, a.p.temperature), a.p);
   if (a.c.PENALTIES && token != no_token)
     a.counts[token] = (a.counts[token] & 0x80000000u) | ((a.counts[token] + 1) & 0x7fffffffu);
   hand_on(call, a.embedding, token, a.c.D, a.tokens + a.p.slot, a.x);

@@ -66,6 +66,23 @@ LILY_INLINE F round(F a) { return {_mm512_roundscale_ps(a.v, 8)}; }
 LILY_INLINE F pow2(F n) { return {_mm512_scalef_ps(_mm512_set1_ps(1), n.v)}; }
 LILY_INLINE float reduce_add(F a) { return _mm512_reduce_add_ps(a.v); }
 LILY_INLINE float reduce_max(F a) { return _mm512_reduce_max_ps(a.v); }
+// Lane i is the sum of a[i]: each step halves the vectors, and adds halves of what is left of each.
+LILY_INLINE F reduce_add_each(const F (&a)[lanes]) {
+  __m512 b[8], c[4], d[2];
+  for (int i = 0; i < 8; ++i)
+    b[i] = _mm512_add_ps(_mm512_unpacklo_ps(a[2 * i].v, a[2 * i + 1].v),
+                         _mm512_unpackhi_ps(a[2 * i].v, a[2 * i + 1].v));
+  for (int i = 0; i < 4; ++i) {
+    const __m512d even = _mm512_castps_pd(b[2 * i]), odd = _mm512_castps_pd(b[2 * i + 1]);
+    c[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(even, odd)),
+                         _mm512_castpd_ps(_mm512_unpackhi_pd(even, odd)));
+  }
+  for (int i = 0; i < 2; ++i)
+    d[i] = _mm512_add_ps(_mm512_shuffle_f32x4(c[2 * i], c[2 * i + 1], 0x88),
+                         _mm512_shuffle_f32x4(c[2 * i], c[2 * i + 1], 0xdd));
+  return {_mm512_add_ps(_mm512_shuffle_f32x4(d[0], d[1], 0x88),
+                        _mm512_shuffle_f32x4(d[0], d[1], 0xdd))};
+}
 // Rows become columns: m[i] receives lane i of each row.
 LILY_INLINE void transpose(F (&m)[lanes]) {
   const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -188,60 +205,108 @@ LILY_INLINE F high_half(U w) {
 
 #else  // portable
 
+// Four vectors of four: as wide as every processor has, and held in registers by every compiler.
+typedef float F4 __attribute__((vector_size(16)));
+typedef uint32_t U4 __attribute__((vector_size(16)));
+typedef int32_t I4 __attribute__((vector_size(16)));
+typedef uint16_t H4 __attribute__((vector_size(8)));
 struct F {
-  float v[lanes];
+  F4 a, b, c, d;
 };
 struct U {
-  uint32_t v[lanes];
+  U4 a, b, c, d;
 };
 
-#define LILY_EACH(expression)                       \
-  F r;                                              \
-  for (int i = 0; i < lanes; ++i) r.v[i] = expression; \
-  return r
-LILY_INLINE F zero() { LILY_EACH(0.0f); }
-LILY_INLINE F set1(float x) { LILY_EACH(x); }
-LILY_INLINE F load(const float* p) { LILY_EACH(p[i]); }
-LILY_INLINE void store(float* p, F a) { std::memcpy(p, a.v, sizeof a.v); }
-LILY_INLINE F load(const bf16* p) { LILY_EACH(static_cast<float>(p[i])); }
-LILY_INLINE void store(bf16* p, F a) {
-  for (int i = 0; i < lanes; ++i) p[i] = bf16(a.v[i]);
+LILY_INLINE F set1(float x) {
+  const F4 v = {x, x, x, x};
+  return {v, v, v, v};
 }
-LILY_INLINE F operator+(F a, F b) { LILY_EACH(a.v[i] + b.v[i]); }
-LILY_INLINE F operator-(F a, F b) { LILY_EACH(a.v[i] - b.v[i]); }
-LILY_INLINE F operator*(F a, F b) { LILY_EACH(a.v[i] * b.v[i]); }
-LILY_INLINE F operator/(F a, F b) { LILY_EACH(a.v[i] / b.v[i]); }
+LILY_INLINE F zero() { return set1(0.0f); }
+LILY_INLINE F load(const float* p) {
+  F r;
+  std::memcpy(&r, p, sizeof r);
+  return r;
+}
+LILY_INLINE void store(float* p, F x) { std::memcpy(p, &x, sizeof x); }
+LILY_INLINE F4 widen_bf16(const bf16* p) {
+  H4 h;
+  std::memcpy(&h, p, sizeof h);
+  return (F4)(__builtin_convertvector(h, U4) << 16);
+}
+LILY_INLINE F load(const bf16* p) {
+  return {widen_bf16(p), widen_bf16(p + 4), widen_bf16(p + 8), widen_bf16(p + 12)};
+}
+LILY_INLINE void round_bf16(bf16* p, F4 x) {
+  const U4 u = (U4)x;
+  const U4 r = x == x ? u + 0x7fffu + (u >> 16 & 1u) : u | 0x400000u;
+  const H4 h = __builtin_convertvector(r >> 16, H4);
+  std::memcpy(static_cast<void*>(p), &h, sizeof h);
+}
+LILY_INLINE void store(bf16* p, F x) {
+  round_bf16(p, x.a);
+  round_bf16(p + 4, x.b);
+  round_bf16(p + 8, x.c);
+  round_bf16(p + 12, x.d);
+}
+LILY_INLINE F operator+(F x, F y) { return {x.a + y.a, x.b + y.b, x.c + y.c, x.d + y.d}; }
+LILY_INLINE F operator-(F x, F y) { return {x.a - y.a, x.b - y.b, x.c - y.c, x.d - y.d}; }
+LILY_INLINE F operator*(F x, F y) { return {x.a * y.a, x.b * y.b, x.c * y.c, x.d * y.d}; }
+LILY_INLINE F operator/(F x, F y) { return {x.a / y.a, x.b / y.b, x.c / y.c, x.d / y.d}; }
+LILY_INLINE F4 fma(F4 x, F4 y, F4 z) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-LILY_INLINE F fma(F a, F b, F c) { LILY_EACH(__builtin_fmaf(a.v[i], b.v[i], c.v[i])); }
+  for (int i = 0; i < 4; ++i) z[i] = __builtin_fmaf(x[i], y[i], z[i]);
+  return z;
 #else
-LILY_INLINE F fma(F a, F b, F c) { LILY_EACH(a.v[i] * b.v[i] + c.v[i]); }
+  return x * y + z;
 #endif
-LILY_INLINE F max(F a, F b) { LILY_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
-LILY_INLINE F min(F a, F b) { LILY_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
-LILY_INLINE F round(F a) { LILY_EACH(__builtin_rintf(a.v[i])); }
-LILY_INLINE F pow2(F n) {
-  LILY_EACH(std::bit_cast<float>(static_cast<uint32_t>(static_cast<int>(n.v[i]) + 127) << 23));
 }
-LILY_INLINE float reduce_add(F a) {
-  for (int half = lanes / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) a.v[i] += a.v[i + half];
-  return a.v[0];
+LILY_INLINE F fma(F x, F y, F z) {
+  return {fma(x.a, y.a, z.a), fma(x.b, y.b, z.b), fma(x.c, y.c, z.c), fma(x.d, y.d, z.d)};
 }
-LILY_INLINE float reduce_max(F a) {
-  float m = a.v[0];
-  for (int i = 1; i < lanes; ++i) m = a.v[i] > m ? a.v[i] : m;
-  return m;
+LILY_INLINE F4 max(F4 x, F4 y) { return x > y ? x : y; }
+LILY_INLINE F max(F x, F y) { return {max(x.a, y.a), max(x.b, y.b), max(x.c, y.c), max(x.d, y.d)}; }
+LILY_INLINE F4 min(F4 x, F4 y) { return x < y ? x : y; }
+LILY_INLINE F min(F x, F y) { return {min(x.a, y.a), min(x.b, y.b), min(x.c, y.c), min(x.d, y.d)}; }
+// Adding 2^23 leaves no room for a fraction; larger numbers have none.
+LILY_INLINE F4 round(F4 x) {
+  const U4 sign = (U4)x & 0x80000000u;
+  const F4 shift = (F4)(sign | 0x4b000000u);
+  const F4 whole = (F4)((U4)(x + shift - shift) | sign);
+  return (F4)((U4)x & 0x7fffffffu) < 8388608.0f ? whole : x;
+}
+LILY_INLINE F round(F x) { return {round(x.a), round(x.b), round(x.c), round(x.d)}; }
+LILY_INLINE F4 pow2(F4 n) { return (F4)((__builtin_convertvector(n, I4) + 127) << 23); }
+LILY_INLINE F pow2(F n) { return {pow2(n.a), pow2(n.b), pow2(n.c), pow2(n.d)}; }
+LILY_INLINE float reduce_add(F x) {
+  const F4 s = (x.a + x.c) + (x.b + x.d);
+  return (s[0] + s[2]) + (s[1] + s[3]);
+}
+LILY_INLINE float reduce_max(F x) {
+  const F4 m = max(max(x.a, x.b), max(x.c, x.d));
+  const float even = m[0] > m[2] ? m[0] : m[2], odd = m[1] > m[3] ? m[1] : m[3];
+  return even > odd ? even : odd;
 }
 LILY_INLINE U load_words(const void* p) {
   U r;
-  std::memcpy(r.v, p, sizeof r.v);
+  std::memcpy(&r, p, sizeof r);
   return r;
 }
-LILY_INLINE F code4(U w, int shift) { LILY_EACH(static_cast<float>(w.v[i] >> shift & 15u)); }
-LILY_INLINE F code8(U w, int shift) { LILY_EACH(static_cast<float>(w.v[i] >> shift & 255u)); }
-LILY_INLINE F low_half(U w) { LILY_EACH(std::bit_cast<float>(w.v[i] << 16)); }
-LILY_INLINE F high_half(U w) { LILY_EACH(std::bit_cast<float>(w.v[i] & 0xffff0000u)); }
-#undef LILY_EACH
+LILY_INLINE F4 code(U4 w, int shift, uint32_t mask) {
+  return __builtin_convertvector((I4)(w >> shift & mask), F4);
+}
+LILY_INLINE F code4(U w, int shift) {
+  return {code(w.a, shift, 15), code(w.b, shift, 15), code(w.c, shift, 15), code(w.d, shift, 15)};
+}
+LILY_INLINE F code8(U w, int shift) {
+  return {code(w.a, shift, 255), code(w.b, shift, 255), code(w.c, shift, 255), code(w.d, shift, 255)};
+}
+LILY_INLINE F low_half(U w) {
+  return {(F4)(w.a << 16), (F4)(w.b << 16), (F4)(w.c << 16), (F4)(w.d << 16)};
+}
+LILY_INLINE F high_half(U w) {
+  const U4 upper = U4{} + 0xffff0000u;
+  return {(F4)(w.a & upper), (F4)(w.b & upper), (F4)(w.c & upper), (F4)(w.d & upper)};
+}
 
 #endif
 
@@ -266,6 +331,15 @@ LILY_INLINE float sum_squares(const T* x, uint32_t n) {
   }
   return reduce_add(even + odd);
 }
+
+#if !defined(__AVX512F__)
+// Lane i is the sum of a[i].
+LILY_INLINE F reduce_add_each(const F (&a)[lanes]) {
+  float sums[lanes];
+  for (int i = 0; i < lanes; ++i) sums[i] = reduce_add(a[i]);
+  return load(sums);
+}
+#endif
 
 // The first n < 16 elements; the other lanes are 0.
 template <class T>
