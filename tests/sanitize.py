@@ -41,6 +41,12 @@ def run(*command: str | Path, **environment: str) -> None:
     )
 
 
+def library(name: str) -> str:
+    """Where the compiler finds a library."""
+    command = [os.environ.get("CXX", "c++"), f"-print-file-name={name}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def hostile(folder: Path) -> None:
     """The mutated checkpoints against a sanitized package."""
     site = folder / "site"
@@ -48,13 +54,11 @@ def hostile(folder: Path) -> None:
     shutil.copytree(ROOT / "python" / "lily", site / "lily")
     for extension in folder.glob("*.so"):
         shutil.copy(extension, site / "lily")
-    library = subprocess.run(
-        [os.environ.get("CXX", "c++"), "-print-file-name=libasan.so"],
-        capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
+    # The interpreter is not sanitized: what the extension needs first must be there first.
+    libraries = [library("libasan.so"), library("libstdc++.so.6")]
     run(
         sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/hostile",
-        LD_PRELOAD=library,
+        LD_PRELOAD=" ".join(libraries),
         ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1",
         PYTHONPATH=str(site),
         PYTHONMALLOC="malloc",
