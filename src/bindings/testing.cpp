@@ -172,6 +172,7 @@ nb::dict contracts() {
 }  // namespace lily
 
 NB_MODULE(_testing, m) {
+  nb::module_::import_("lily._core");  // it turns lily's exceptions into Python's
   using namespace lily;
   nb::class_<Packed>(m, "Packed")
       .def("unpack", &unpack, "expert"_a = 0, "segment"_a = 0)
@@ -184,6 +185,8 @@ NB_MODULE(_testing, m) {
   m.def("contracts", &contracts);
   m.def(
       "description",
-      [](uint32_t threads, const std::string& isa) { return device(threads, isa).info().description; },
+      [](uint32_t threads, const std::string& isa) {
+        return device(threads, isa).info().description;
+      },
       "threads"_a = 1, "isa"_a = "");
 }

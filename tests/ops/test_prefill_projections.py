@@ -235,7 +235,7 @@ def test_project_add_by_hand(isa: str, bits: int) -> None:
     w = pack([RawSegment(bits, words, half, bias, np.full((1, 2, 64), 0.25, np.float32))])
     u = np.arange(128, dtype=np.float32).reshape(2, 64)
     for precision in PRECISIONS:
-        got = project_add(u, w, np.float32([[10, 20], [30, 40]]), precision, isa)
+        got = project_add(u, w, np.array([[10, 20], [30, 40]], np.float32), precision, isa)
         assert got["x"].tolist() == [[514, 524], [1558, 1568]]
 
 

@@ -286,6 +286,7 @@ class PairProducts {
 
   uint32_t DH_;
   Cell *keys_, *values_;
+  TileScope scope_;
 };
 
 template <class ACT>

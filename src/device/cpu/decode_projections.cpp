@@ -13,7 +13,7 @@ namespace lily::cpu::LILY_ISA {
 
 namespace {
 
-static thread_local Scratch scratch;
+thread_local Scratch scratch;
 
 // Calls store(segment, first row of a block, its 16 results) for all of W · x.
 template <class ACT, class Store>
@@ -136,7 +136,8 @@ void head(const KernelCall& call) {
   static thread_local Scratch best_scratch;
   Best* best = best_scratch.room<Best>(call.pool.size());
   std::fill_n(best, call.pool.size(), Best{-INFINITY, ~0u});
-  parallel_runs(call.pool, count_blocks(weight), [&](uint32_t begin, uint32_t end, uint32_t thread) {
+  const uint32_t blocks = count_blocks(weight);
+  parallel_runs(call.pool, blocks, [&](uint32_t begin, uint32_t end, uint32_t thread) {
     Best mine = best[thread];
     product_run<ACT>(
         begin, end, x, [&](uint32_t i) { return block_at(weight, 0, {0, i}); },

@@ -136,7 +136,8 @@ class CpuBuffer final : public Buffer {
     const size_t slack = size >= huge ? huge : 0;
     if (size > SIZE_MAX - slack) refuse_allocation(size, label);
     mapped_bytes_ = std::max(size, size_t{1}) + slack;
-    mapped_ = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    mapped_ = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                   0);
     if (mapped_ == MAP_FAILED) refuse_allocation(size, label);
     const size_t start = reinterpret_cast<size_t>(mapped_);
     data = static_cast<std::byte*>(mapped_) + (slack ? (huge - start % huge) % huge : 0);

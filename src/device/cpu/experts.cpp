@@ -8,7 +8,7 @@ namespace lily::cpu::LILY_ISA {
 
 namespace {
 
-static thread_local Scratch scratch;
+thread_local Scratch scratch;
 
 }  // namespace
 

@@ -5,8 +5,9 @@
 // with Σ x made once for all rows. A row's sum has one order, whoever computes it.
 //
 // The float32 build multiplies in float32. On x86 the fast build gives each group of the vector a
-// scale and 16-bit whole numbers, to 1/65000 of the largest (nearer than bf16 comes to it), and sums
-// them with the codes exactly, as nibbles.h says: three times as fast, so that memory is the limit.
+// scale and 16-bit whole numbers, to 1/65000 of the largest (nearer than bf16 comes to it), and
+// sums them with the codes exactly, as nibbles.h says: three times as fast, so that memory is the
+// limit.
 #pragma once
 
 #include <algorithm>
@@ -178,8 +179,8 @@ F block_product(const Block& block, Ahead ahead, const Vector& x) {
 // Calls use(i, product) for blocks begin…end-1, which find(i) locates, in order.
 //
 // While the blocks of one window are summed, those of the next are fetched, its two halves side by
-// side. A core that also sums reads at half its rate without this, at 80 % with one place at a time,
-// and at 95 % with two places 18 KB apart.
+// side. A core that also sums reads at half its rate without this, at 80 % with one place at a
+// time, and at 90 % with two places 18 KB apart.
 template <class ACT, class Find, class Use>
 LILY_INLINE void product_run(uint32_t begin, uint32_t end, const Vector& x, Find&& find,
                              Use&& use) {

@@ -53,14 +53,17 @@ struct alignas(64) Softmax {
   // change of `largest`; it moves in steps of 8, so that it rarely does, and the numbers stay below
   // e^4. A NaN leaves it alone, for the sake of the other rows.
   template <class P>
-  void take(const float* s, uint32_t n, uint32_t group, typename P::Cell* p, float* o, uint32_t DH) {
+  void take(const float* s, uint32_t n, uint32_t group, typename P::Cell* p, float* o,
+            uint32_t DH) {
     const F old = load(largest);
     const F now = max(round(top(s, n) * set1(0.125f)) * set1(8.0f), old);
     if (reduce_max(now - old) > 0) rescale(exp(old - now) - exp(set1(-100.0f)), now, o, DH);
     const typename P::Weigh weigh{now};
     F added = zero();
-    for (uint32_t key = 0; key < n; key += 2)
-      P::put(p, group, key, weigh(load(s + key * lanes)), weigh(load(s + (key + 1) * lanes)), added);
+    for (uint32_t key = 0; key < n; key += 2) {
+      const F even = load(s + key * lanes), odd = load(s + (key + 1) * lanes);
+      P::put(p, group, key, weigh(even), weigh(odd), added);
+    }
     store(sum, load(sum) + added);
   }
 
@@ -224,7 +227,6 @@ void prefill_attend(const KernelCall& call) {
       1u, std::min(std::max(fair, row_block / heads), task_rows / heads));
   const uint32_t n = (a.p.rows + tokens - 1) / tokens;
   call.pool.parallel_for(n * HKV, 1, [&](uint32_t begin, uint32_t end, uint32_t) {
-    const TileScope scope;
     for (uint32_t i = begin; i < end; ++i) {
       const uint32_t first = (n - 1 - i / HKV) * tokens;
       Task<ACT>(a, i % HKV, first, std::min(tokens, a.p.rows - first)).run();

@@ -127,7 +127,7 @@ constexpr uint32_t slice_vectors = 2;
 constexpr uint32_t slice_vectors = 1;
 #endif
 constexpr uint32_t slice_rows = slice_vectors * lanes, chains = 2;
-constexpr uint32_t scan_tokens = 16;
+constexpr uint32_t scan_tokens = 16;  // their q and k fit into the L1 cache beside a slice
 
 struct alignas(64) Column {
   float rows[slice_rows];
@@ -205,7 +205,8 @@ class HeadScan {
   HeadScan(const PrefillDeltaScan::Host<ACT>& a, uint32_t head, uint32_t first_row, uint32_t n_rows)
       : a_(a), DK_(a.c.DK), head_(head), row_(size_t{head} * a.c.DV + first_row), n_rows_(n_rows),
         keys_(a.c.KEY_HEADS * DK_), values_(a.c.HEADS * a.c.DV),
-        key_column_(head / (a.c.HEADS / a.c.KEY_HEADS) * DK_) {}
+        key_column_(head / (a.c.HEADS / a.c.KEY_HEADS) * DK_),
+        key_share_(slice_rows * DK_ / n_rows) {}
 
   void run() {
     static thread_local Scratch scratch;
@@ -240,9 +241,10 @@ class HeadScan {
   // and writes, since the hardware does not look pages ahead. (Inline: g++ drops calls of functions
   // that only prefetch.)
   LILY_INLINE void fetch_share(size_t t, size_t row) {
-    const size_t key = t * keys_ + key_column_ + row * DK_ / n_rows_, value = t * values_ + row_ + row;
-    const size_t share = slice_rows * DK_ / n_rows_, line = 64;
-    for (size_t i = 0; i < share; i += line / sizeof(ACT)) {
+    constexpr size_t line = 64;
+    const size_t key = t * keys_ + key_column_ + row / slice_rows * key_share_;
+    const size_t value = t * values_ + row_ + row;
+    for (size_t i = 0; i < key_share_; i += line / sizeof(ACT)) {
       __builtin_prefetch(a_.q + key + i);
       __builtin_prefetch(a_.k + key + i);
     }
@@ -270,7 +272,7 @@ class HeadScan {
 
   const PrefillDeltaScan::Host<ACT>& a_;
   const uint32_t DK_, head_;
-  const size_t row_, n_rows_, keys_, values_, key_column_;
+  const size_t row_, n_rows_, keys_, values_, key_column_, key_share_;
   uint32_t first_ = 0, n_ = 0;
   alignas(64) float q_[scan_tokens * max_head];
   alignas(64) float k_[(scan_tokens + 1) * max_head] = {};

@@ -45,14 +45,4 @@ class TileScope {
 
 }  // namespace lily::cpu::LILY_ISA
 
-#else
-
-namespace lily::cpu::LILY_ISA {
-
-struct TileScope {
-  TileScope() {}
-};
-
-}  // namespace lily::cpu::LILY_ISA
-
 #endif

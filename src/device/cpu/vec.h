@@ -298,7 +298,8 @@ LILY_INLINE F code4(U w, int shift) {
   return {code(w.a, shift, 15), code(w.b, shift, 15), code(w.c, shift, 15), code(w.d, shift, 15)};
 }
 LILY_INLINE F code8(U w, int shift) {
-  return {code(w.a, shift, 255), code(w.b, shift, 255), code(w.c, shift, 255), code(w.d, shift, 255)};
+  return {code(w.a, shift, 255), code(w.b, shift, 255), code(w.c, shift, 255),
+          code(w.d, shift, 255)};
 }
 LILY_INLINE F low_half(U w) {
   return {(F4)(w.a << 16), (F4)(w.b << 16), (F4)(w.c << 16), (F4)(w.d << 16)};
@@ -399,7 +400,8 @@ LILY_INLINE P code4_pairs(U w, int i) {
 // The pairs even[i], odd[i], rounded to nearest, ties away from zero: a fifth faster here than the
 // conversion instruction and a shuffle. NaN must have come from a bf16.
 LILY_INLINE void store_pairs(bf16* p, F even, F odd) {
-  const __m512i half = _mm512_set1_epi32(0x8000), upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  const __m512i half = _mm512_set1_epi32(0x8000);
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   const __m512i e = _mm512_add_epi32(_mm512_castps_si512(even.v), half);
   const __m512i o = _mm512_add_epi32(_mm512_castps_si512(odd.v), half);
   const __m512i pairs = _mm512_ternarylogic_epi32(_mm512_srli_epi32(e, 16), o, upper, 0xf8);
