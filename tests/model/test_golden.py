@@ -86,3 +86,24 @@ def test_float32_states_equal_the_oracle(case: Case) -> None:
         assert relative_rms(state.ravel(), want.ravel()) <= FLOAT32
         conv = case.arrays["conv"]
         assert relative_rms(session._live().conv(n), conv.ravel()) <= FLOAT32
+
+
+@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "avx512_bf16"])
+@pytest.mark.parametrize("precision", ["float32", "fast"])
+def test_every_instruction_set(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, isa: str, precision: str
+) -> None:
+    case = Case("tiny-mlx", checkpoint)
+    monkeypatch.setenv("LILY_CPU_ISA", isa)
+    try:
+        model = lily.Model.load(case.folder, precision=precision)
+    except lily.DeviceError as error:
+        pytest.skip(str(error))
+    with model:
+        assert isa in model.info.device
+        for run in (prefilled, stepped):
+            distance = relative_rms(run(model, case), case.arrays["transformers.logits"])
+            if precision == "float32":
+                assert distance.max() <= FLOAT32
+            else:
+                assert np.median(distance) <= FAST_MEDIAN
