@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lily
 import numpy as np
 import pytest
-from model.compare import FLOAT32, relative_rms
 from numpy.typing import NDArray
+
+import lily
+from model.compare import FLOAT32, relative_rms
 from reference.model import ReferenceModel
 
 TOKENS = np.random.default_rng(8).integers(0, 283, 40).tolist()
