@@ -6,6 +6,9 @@ import sys
 HEAVY = (
     "huggingface_hub",
     "requests",
+    "urllib3",
+    "tqdm",
+    "socket",
     "httpx",
     "urllib.request",
     "http.client",
@@ -19,9 +22,7 @@ HEAVY = (
 
 def test_import_loads_no_network_template_or_tokenizer_module():
     code = (
-        "import socket, sys\n"
-        "def refuse(*a, **k): raise AssertionError('a socket was made')\n"
-        "socket.socket.__init__ = refuse\n"
+        "import sys\n"
         "before = set(sys.modules)\n"
         "import lily\n"
         "print(' '.join(set(sys.modules) - before))\n"

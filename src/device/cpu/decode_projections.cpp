@@ -20,7 +20,8 @@ template <class ACT, class Store>
 void project(const KernelCall& call, const PackedHeader& weight, const Vector& x, Store&& store) {
   parallel_runs(call.pool, count_blocks(weight), [&](uint32_t begin, uint32_t end, uint32_t) {
     product_run<ACT>(
-        begin, end, x, [&](uint32_t i) { return block_at(weight, 0, place_of(weight, i)); },
+        begin, end, spread(weight.segments[0]), x,
+        [&](uint32_t i) { return block_at(weight, 0, place_of(weight, i)); },
         [&](uint32_t i, F y) {
           const Place p = place_of(weight, i);
           store(p.segment, p.index * block_rows, y);
@@ -113,7 +114,7 @@ void route_shared(const KernelCall& call) {
   parallel_runs(call.pool, router + 1 + pairs, [&](uint32_t begin, uint32_t end, uint32_t) {
     F gate = zero();
     product_run<ACT>(
-        first(begin), first(end), x, [&](uint32_t i) { return block_at(weight, 0, place(i)); },
+        first(begin), first(end), 1, x, [&](uint32_t i) { return block_at(weight, 0, place(i)); },
         [&](uint32_t i, F y) {
           const Place p = place(i);
           const uint32_t row = p.index * block_rows;
@@ -140,7 +141,8 @@ void head(const KernelCall& call) {
   parallel_runs(call.pool, blocks, [&](uint32_t begin, uint32_t end, uint32_t thread) {
     Best mine = best[thread];
     product_run<ACT>(
-        begin, end, x, [&](uint32_t i) { return block_at(weight, 0, {0, i}); },
+        begin, end, spread(weight.segments[0]), x,
+        [&](uint32_t i) { return block_at(weight, 0, {0, i}); },
         [&](uint32_t i, F y) {
           if (a.c.STORE) store_rows(a.logits, y, i * block_rows, a.c.V);
           keep_best(mine, y, i * block_rows, a.c.VALID);

@@ -24,7 +24,7 @@ void experts_up(const KernelCall& call) {
   parallel_runs(call.pool, a.c.TOP * pairs, [&](uint32_t begin, uint32_t end, uint32_t) {
     F gate = zero();
     product_run<ACT>(
-        2 * begin, 2 * end, x,
+        2 * begin, 2 * end, 1, x,
         [&](uint32_t i) {
           return block_at(weight, a.ids[i / 2 / pairs], {i % 2, i / 2 % pairs});
         },
@@ -60,7 +60,7 @@ void experts_down_add(const KernelCall& call) {
     return b;
   };
   parallel_runs(call.pool, (a.c.TOP + 1) * blocks, [&](uint32_t begin, uint32_t end, uint32_t) {
-    product_run<ACT>(begin, end, h, find,
+    product_run<ACT>(begin, end, spread(routed.segments[0]), h, find,
                      [&](uint32_t i, F y) { store(given + size_t{i} * block_rows, y); });
   });
   for (uint32_t row = 0; row < a.c.D; row += block_rows) {
