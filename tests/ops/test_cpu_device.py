@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from harness import isas
 
+import lily
 from lily import _testing
 
 
@@ -24,8 +25,8 @@ def test_the_environment_can_ask_for_one(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_unknown_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RuntimeError, match="instruction set sse9, expected one .*portable"):
+    with pytest.raises(lily.DeviceError, match="instruction set sse9, expected one .*portable"):
         _testing.description(1, "sse9")
     monkeypatch.setenv("LILY_CPU_ISA", "neon9")
-    with pytest.raises(RuntimeError, match="neon9"):
+    with pytest.raises(lily.DeviceError, match="neon9"):
         _testing.description(5, "")

@@ -6,6 +6,7 @@
 
 #include "device/cpu/kernels.h"
 #include "device/cpu/rope.h"
+#include "device/cpu/runs.h"
 #include "device/cpu/scratch.h"
 #include "device/cpu/vec.h"
 #include "metal/attend_merge.h"
@@ -28,29 +29,26 @@ constexpr uint32_t tile_heads = 8;
 constexpr uint32_t tile_heads = 2;
 #endif
 
-// Keys [begin, end) of one key/value head.
+// A block of keys and values of one key/value head. Memory is never idle: while keys are multiplied,
+// the block's values are fetched, and while those are, the keys of the thread's next block.
 template <class ACT>
 struct Span {
-  const ACT *keys, *values;  // the head's rows
-  uint32_t begin, end, DH;
-
-  uint32_t size() const { return end - begin; }
+  const ACT *keys, *values, *next_keys;
+  uint32_t size, DH;
 };
 
 template <class ACT>
-LILY_INLINE void prefetch_row(const ACT* row, uint32_t n) {
-  for (uint32_t d = 0; d < n; d += 64 / sizeof(ACT)) __builtin_prefetch(row + d, 0, 2);
+LILY_INLINE void fetch(const ACT* values, uint32_t n) {
+  for (uint32_t i = 0; i < n; i += 64 / sizeof(ACT)) __builtin_prefetch(values + i, 0, 2);
 }
 
-// scores[key - begin][head] = q[head] · key. Values are fetched on the way: they come next.
+// scores[key][head] = q[head] · key
 template <class ACT, uint32_t heads>
 void score(const Span<ACT>& s, const float* q, float* scores) {
-  constexpr uint32_t ahead = 16;
-  for (uint32_t key = s.begin; key < s.end; key += 2) {
-    const uint32_t other = std::min(key + 1, s.end - 1);
-    const ACT *row_a = s.keys + size_t{key} * s.DH, *row_b = s.keys + size_t{other} * s.DH;
-    prefetch_row(row_a + ahead * s.DH, 2 * s.DH);
-    prefetch_row(s.values + size_t{key} * s.DH, 2 * s.DH);
+  for (uint32_t key = 0; key < s.size; key += 2) {
+    const uint32_t other = std::min(key + 1, s.size - 1);
+    const ACT *row_a = s.keys + key * s.DH, *row_b = s.keys + other * s.DH;
+    fetch(s.values + key * s.DH, 2 * s.DH);
     F sums[2 * octet];
     for (F& sum : sums) sum = zero();
     for (uint32_t d = 0; d < s.DH; d += lanes) {
@@ -61,7 +59,7 @@ void score(const Span<ACT>& s, const float* q, float* scores) {
         sums[octet + h] = fma(query, b, sums[octet + h]);
       }
     }
-    float* out = scores + (key - s.begin) * octet;
+    float* out = scores + key * octet;
     if constexpr (tile_heads == octet) {
       store(out, reduce_add_each(sums));
     } else {
@@ -73,16 +71,17 @@ void score(const Span<ACT>& s, const float* q, float* scores) {
   }
 }
 
-// out[head] = Σ weights[key - begin][head] · value.
+// out[head] = Σ weights[key][head] · value
 template <class ACT, uint32_t heads>
 void gather(const Span<ACT>& s, const float* weights, float* out) {
   for (uint32_t d = 0; d < s.DH; d += 2 * lanes) {
     F low[heads], high[heads];
     for (uint32_t h = 0; h < heads; ++h) low[h] = high[h] = zero();
     const float* w = weights;
-    const ACT* value = s.values + size_t{s.begin} * s.DH + d;
-    for (uint32_t n = s.size(); n > 0; --n, w += octet, value += s.DH) {
+    const ACT *value = s.values + d, *next = s.next_keys + d * s.size;
+    for (uint32_t n = s.size; n > 0; --n, w += octet, value += s.DH, next += 2 * lanes) {
       const F a = load(value), b = load(value + lanes);
+      fetch(next, 2 * lanes);
       for (uint32_t h = 0; h < heads; ++h) {
         low[h] = fma(a, set1(w[h]), low[h]);
         high[h] = fma(b, set1(w[h]), high[h]);
@@ -132,16 +131,16 @@ template <class ACT>
 void attend_group(const Span<ACT>& s, uint32_t group, const float* q, float* out,
                   Extent* extents) {
   static thread_local Scratch scratch;
-  float* scores = scratch.room<float>(size_t{s.size() + 1} * octet);
+  float* scores = scratch.room<float>(size_t{s.size + 1} * octet);
   for (uint32_t first = 0; first < group; first += octet) {
     const uint32_t heads = std::min(octet, group - first), at = first * s.DH;
-    if (heads < octet) std::fill_n(scores, (s.size() + 1) * octet, 0.0f);
+    if (heads < octet) std::fill_n(scores, (s.size + 1) * octet, 0.0f);
     auto for_tiles = [&](auto&& body) {
       for (uint32_t h = 0; h < heads; h += tile_heads)
         with_heads<tile_heads>(std::min(tile_heads, heads - h), [&](auto n) { body(h, n); });
     };
     for_tiles([&](uint32_t h, auto n) { score<ACT, n>(s, q + at + h * s.DH, scores + h); });
-    exponents(scores, s.size(), heads, extents + first);
+    exponents(scores, s.size, heads, extents + first);
     for_tiles([&](uint32_t h, auto n) { gather<ACT, n>(s, scores + h, out + at + h * s.DH); });
   }
 }
@@ -175,33 +174,38 @@ const float* prepare(const Args<ACT>& a) {
 
 }  // namespace
 
-// The calling thread norms and rotates; then threads share pairs of a key/value head and a block of
-// keys. A cache row is read once for eight query heads.
+// The calling thread norms and rotates; then threads share the blocks of keys, head after head. A
+// cache row is read once for eight query heads.
 template <class ACT>
 void attend(const KernelCall& call) {
   Args<ACT> a(call.slots, call.constants, call.params);
   const float* q = prepare(a);
   const uint32_t H = a.c.HEADS, DH = a.c.DH, group = H / a.c.KV_HEADS, n = a.p.position + 1;
   const uint32_t blocks = a.c.MERGE ? a.p.blocks : 1, block = a.c.MERGE ? a.p.block : n;
-  call.pool.parallel_for(a.c.KV_HEADS * blocks, 1, [&](uint32_t i, uint32_t end, uint32_t) {
-    for (; i < end; ++i) {
-      const uint32_t kv = i / blocks, b = i % blocks, first = kv * group;
-      const size_t rows = size_t{kv} * a.p.capacity * DH;
-      const Span<ACT> span{a.keys + rows, a.values + rows, b * block, std::min(n, (b + 1) * block),
-                           DH};
-      const size_t at = size_t{b} * H + first;
+  auto first_row = [&](uint32_t i) {
+    return (size_t{i / blocks} * a.p.capacity + size_t{i % blocks} * block) * DH;
+  };
+  parallel_runs(call.pool, a.c.KV_HEADS * blocks, [&](uint32_t begin, uint32_t end, uint32_t) {
+    static thread_local Scratch scratch;
+    float* sums = scratch.room<float>(size_t{group} * (DH + 2));
+    Extent* extents = reinterpret_cast<Extent*>(sums + group * DH);
+    for (uint32_t i = begin; i < end; ++i) {
+      const uint32_t b = i % blocks, head = i / blocks * group;
+      const uint32_t size = std::min(n - b * block, block);
+      const ACT* keys = a.keys + first_row(i);
+      const ACT* next = i + 1 < end ? a.keys + first_row(i + 1) : keys;
+      if (i == begin) fetch(keys, size * DH);
+      const Span<ACT> span{keys, a.values + first_row(i), next, size, DH};
       if (a.c.MERGE) {
-        attend_group(span, group, q + first * DH, a.partial + at * DH,
+        const size_t at = size_t{b} * H + head;
+        attend_group(span, group, q + head * DH, a.partial + at * DH,
                      reinterpret_cast<Extent*>(a.extent) + at);
         continue;
       }
-      static thread_local Scratch scratch;
-      float* sums = scratch.room<float>(size_t{group} * (DH + 2));
-      Extent* extents = reinterpret_cast<Extent*>(sums + group * DH);
-      attend_group(span, group, q + first * DH, sums, extents);
+      attend_group(span, group, q + head * DH, sums, extents);
       for (uint32_t h = 0; h < group; ++h)
-        write_gated(sums + h * DH, 1.0f / extents[h].sum, a.qkv + (2 * (first + h) + 1) * DH, DH,
-                    a.u + (first + h) * DH);
+        write_gated(sums + h * DH, 1.0f / extents[h].sum, a.qkv + (2 * (head + h) + 1) * DH, DH,
+                    a.u + (head + h) * DH);
     }
   });
 }
