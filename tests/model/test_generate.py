@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 
@@ -302,6 +303,25 @@ def test_the_interpreter_lock_is_free_in_prefill(tiny: lily.Model) -> None:
     done = True
     ticker.join()
     assert ticks > 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_is_told_to_spawn(tiny: lily.Model) -> None:
+    """The device's threads do not exist in the child: a call would hang."""
+    session = tiny.session()
+    session.prefill(PROMPT)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            session.prefill([1])
+        except lily.DeviceError as error:
+            code = 0 if "spawn" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    session.prefill([1])
 
 
 def test_closing(checkpoint) -> None:
