@@ -4,6 +4,7 @@
 #include <fstream>
 #include <set>
 #include <string>
+#include <utility>
 
 #if defined(__linux__)
 #include <sched.h>
@@ -65,14 +66,20 @@ void ThreadPool::run(const Job& job) {
   work(0);
   for (uint32_t left; (left = running_.load(std::memory_order_acquire)) != 0;)
     wait_while(running_, left);
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
-void ThreadPool::work(uint32_t thread) {
+void ThreadPool::work(uint32_t thread) noexcept {
   const Job job = job_;
-  for (;;) {
-    uint32_t begin = next_.fetch_add(job.grain, std::memory_order_relaxed);
-    if (begin >= job.n) return;
-    job.call(job.context, begin, std::min(begin + job.grain, job.n), thread);
+  try {
+    for (;;) {
+      uint32_t begin = next_.fetch_add(job.grain, std::memory_order_relaxed);
+      if (begin >= job.n) return;
+      job.call(job.context, begin, std::min(begin + job.grain, job.n), thread);
+    }
+  } catch (...) {
+    std::lock_guard lock(failure_mutex_);
+    if (!failure_) failure_ = std::current_exception();
   }
 }
 

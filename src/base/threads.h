@@ -3,6 +3,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
+#include <mutex>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -22,7 +24,8 @@ class ThreadPool {
   uint32_t size() const { return static_cast<uint32_t>(threads_.size()) + 1; }
 
   // Calls body(begin, end, thread) for consecutive ranges that cover [0, n), in pieces of `grain`
-  // handed out as threads become free. `thread` is in [0, size()). Returns when all are done.
+  // handed out as threads become free. `thread` is in [0, size()). Returns when all are done; then
+  // throws what a call threw, the first if several did.
   template <class Body>
   void parallel_for(uint32_t n, uint32_t grain, Body&& body) {
     using Plain = std::remove_reference_t<Body>;
@@ -41,7 +44,7 @@ class ThreadPool {
   };
 
   void run(const Job&);
-  void work(uint32_t thread);
+  void work(uint32_t thread) noexcept;
   void loop(uint32_t thread);
 
   std::vector<std::thread> threads_;
@@ -50,6 +53,8 @@ class ThreadPool {
   std::atomic<uint32_t> ticket_{0};   // counts jobs; a change wakes the threads
   std::atomic<uint32_t> running_{0};  // threads still in the current job
   std::atomic<bool> stop_{false};
+  std::mutex failure_mutex_;
+  std::exception_ptr failure_;
 };
 
 // Physical cores that this process may run on.

@@ -34,7 +34,8 @@ Features detect() {
   f.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   f.avx512 = f.avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  f.avx512_bf16 = f.avx512 && __builtin_cpu_supports("avx512bf16");
+  f.avx512_bf16 = f.avx512 && __builtin_cpu_supports("avx512bf16") &&
+                  __builtin_cpu_supports("avx512vnni");
   f.amx_bf16 = f.avx512_bf16 && cpuid_edx7(22) && cpuid_edx7(24) && request_tiles();
   return f;
 }
