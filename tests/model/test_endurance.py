@@ -10,6 +10,7 @@ import os
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,3 +79,11 @@ def test_loading_and_closing_fifty_times_keeps_memory_flat(
         once()
     weights = 8 << 20
     assert resident_bytes() - before < weights  # not even one of fifty was kept
+
+
+def test_idle_means_idle(tiny: lily.Model) -> None:
+    tiny.generate([1, 2, 3], max_tokens=20).result()
+    time.sleep(0.05)  # threads spin for a moment after work
+    before, used = time.perf_counter(), time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - used < 0.2 * (time.perf_counter() - before)
