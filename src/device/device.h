@@ -33,6 +33,7 @@ struct Kernel {
   virtual ~Kernel() = default;
 };
 
+// One kernel launch. Its grid is the device's business: it follows from constants and params.
 struct Dispatch {
   const Kernel* kernel;
   std::span<const Slot> slots;
