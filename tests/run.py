@@ -4,7 +4,7 @@
     python3 tests/run.py [pytest arguments]
 
 Makes a virtual environment in .venv-test, builds lily with its test-only parts into it, then runs
-the linters, the type checker, the stub check and pytest. LILY_TEST_VENV names another place.
+the linter, the formatter's check, the type checker and pytest. LILY_TEST_VENV names another place.
 """
 
 import os

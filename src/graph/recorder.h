@@ -27,8 +27,6 @@ class Recorder {
  public:
   Recorder(Device& device, Precision precision) : device_(device), precision_(precision) {}
 
-  Precision precision() const { return precision_; }
-
   void stage(std::string name) { stage_ = std::move(name); }
   Tensor temporary(SlotType type, Shape shape);
   Tensor binding(Role role, uint32_t layer, SlotType type, Shape shape);

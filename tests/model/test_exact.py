@@ -158,7 +158,7 @@ def test_sessions_do_not_touch_each_other(tiny: lily.Model) -> None:
 
 
 def test_more_rows_than_a_16_bit_index_holds(checkpoint) -> None:
-    """17,000 tokens times two experts pass 32,767 rows in one chunk."""
+    """16,384 tokens times two experts make 32,768 rows in one chunk."""
     tokens = np.random.default_rng(5).integers(0, 512, 16_384)
     with lily.Model.load(checkpoint("tiny"), chunk=16_384, context=16_500) as model:
         want = np.asarray(model.session().prefill(tokens))
