@@ -28,8 +28,10 @@ GENERATED = "<!-- Written by docs/make_reference.py; do not edit. -->\n"
 
 GROUPS = {
     "Loading": ("Model", "ModelInfo", "plan", "MemoryPlan"),
+    "Converting": ("quantize", "unpack"),
     "Generating": ("Generation", "Stream", "Piece", "Result", "Usage", "Timings", "Sampling"),
     "Sessions": ("Session", "Logits", "Snapshot"),
+    "Measuring": ("perplexity", "Perplexity"),
     "Errors": (
         "Error",
         "CheckpointError",
@@ -43,6 +45,7 @@ GROUPS = {
 ALIASES = {
     "Precision": "loading",
     "Kv": "loading",
+    "Dtype": "layouts",
     "Tokens": "session",
     "Progress": "session",
     "Observer": "session",

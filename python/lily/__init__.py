@@ -7,6 +7,7 @@
 Importing lily loads no network, template or tokenizer module and opens no connection.
 """
 
+from lily.convert import quantize, unpack
 from lily.errors import (
     Cancelled,
     CheckpointError,
@@ -18,6 +19,7 @@ from lily.errors import (
 from lily.generation import Generation, Piece, Result, Stream, Timings, Usage
 from lily.memory import MemoryPlan, plan
 from lily.model import Model, ModelInfo
+from lily.perplexity import Perplexity, perplexity
 from lily.sampling import Sampling
 from lily.session import Logits, Session, Snapshot
 
@@ -35,6 +37,7 @@ __all__ = [
     "MemoryPlan",
     "Model",
     "ModelInfo",
+    "Perplexity",
     "Piece",
     "Result",
     "Sampling",
@@ -44,5 +47,8 @@ __all__ = [
     "Timings",
     "Usage",
     "__version__",
+    "perplexity",
     "plan",
+    "quantize",
+    "unpack",
 ]

@@ -86,29 +86,84 @@ def build_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
             f"--{name}", type=_count, default=default, metavar="N", help=f"{text} ({default})"
         )
     bench.add_argument("--json", metavar="FILE", help='write all rounds, "-" for standard output')
-    bench.add_argument(
-        "--peers",
-        default="auto",
-        metavar="P,P",
-        help="mlx-lm, transformers, llama-cpp-python; auto for those installed; none",
-    )
-    bench.add_argument(
-        "--peer-model",
-        action="append",
-        default=[],
-        metavar="PEER=PATH",
-        help="what a peer loads instead of MODEL",
-    )
-    bench.add_argument(
-        "--peer-python",
-        action="append",
-        default=[],
-        metavar="PEER=PYTHON",
-        help="the Python that a peer is installed in",
-    )
+    _peer_options(bench, "mlx-lm, transformers, llama-cpp-python; auto for those installed; none")
     _threads_option(bench)
     _plan_options(bench)
+
+    _add_quantize(command("quantize", "Write a published checkpoint in MLX's 4-bit form."))
+    _add_perplexity(command("perplexity", "Say how well a model foresees a text."))
+    _add_fidelity(
+        command("fidelity", "Compare lily, and engines that are installed, with a reference.")
+    )
     return parser
+
+
+_WINDOWS = """\
+The text is cut into windows that do not overlap. Each starts from nothing, and every token of it
+but the first is scored, given those before it in its window. The softmax includes padding rows
+of the vocabulary, as other engines do. Special tokens spelled in the text are ordinary text."""
+
+_REFERENCE = """\
+The reference is transformers in float32 on the CPU if it is installed, else mlx-lm likewise, else
+lily in float32. Its logits are kept in a file in TMPDIR, 4 bytes for each position and entry of the
+vocabulary; transformers also needs room there for a copy of the weights in float32."""
+
+
+_QUANTIZE = """\
+Weights become codes of 4 bits in groups of 64; those of the router and of the shared expert's gate
+get 8 bits. OUT appears when it is complete: an error or Ctrl-C leaves nothing."""
+
+
+def _add_quantize(parser: _Parser) -> None:
+    parser.epilog = _QUANTIZE
+    parser.add_argument("out", metavar="OUT", help="name of the new folder")
+    parser.add_argument(
+        "--unpack", action="store_true", help="the other way: from MLX's form to the published one"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        help="of weights that are unpacked; float32 loses nothing (bfloat16)",
+    )
+    parser.add_argument(
+        "--threads", type=_count, metavar="N", help="default: one for each core there is"
+    )
+    _hub_options(parser)
+
+
+def _add_perplexity(parser: _Parser) -> None:
+    parser.epilog = _WINDOWS
+    _scored_text(parser, "score no more than N tokens")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    _threads_option(_plan_options(parser))
+
+
+def _add_fidelity(parser: _Parser) -> None:
+    parser.epilog = f"{_WINDOWS} {_REFERENCE}"
+    _scored_text(parser, "compare no more than N positions (10,000)", positions=10_000)
+    parser.add_argument(
+        "--reference", choices=("transformers", "mlx-lm", "lily"), help="lily is in float32"
+    )
+    parser.add_argument("--json", metavar="FILE", help='write all figures, "-" for standard output')
+    _peer_options(parser, "mlx-lm, transformers; auto for those installed; none")
+    _threads_option(_plan_options(parser, precision=False))
+
+
+def _scored_text(parser: _Parser, text: str, positions: int | None = None) -> None:
+    parser.add_argument("file", metavar="FILE", help='a text in UTF-8, or "-" for standard input')
+    parser.add_argument(
+        "--window", type=_count, metavar="N", help="tokens of a window (2,048, or the context)"
+    )
+    parser.add_argument("--positions", type=_count, default=positions, metavar="N", help=text)
+
+
+def _peer_options(parser: _Parser, names: str) -> None:
+    parser.add_argument("--peers", default="auto", metavar="P,P", help=names)
+    for option, value, text in (
+        ("--peer-model", "PATH", "what a peer loads instead of MODEL"),
+        ("--peer-python", "PYTHON", "the Python that a peer is installed in"),
+    ):
+        parser.add_argument(option, action="append", default=[], metavar=f"PEER={value}", help=text)
 
 
 def _text_options(parser: argparse.ArgumentParser) -> None:
@@ -146,14 +201,21 @@ def _threads_option(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def _plan_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+def _plan_options(
+    parser: argparse.ArgumentParser, *, precision: bool = True
+) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("model")
     group.add_argument("--device", choices=("auto", "cpu", "metal"), default="auto")
-    group.add_argument("--precision", choices=("fast", "float32"), default="fast")
+    if precision:
+        group.add_argument("--precision", choices=("fast", "float32"), default="fast")
     group.add_argument("--memory-limit", type=_size, metavar="SIZE", help="such as 24GiB or 20GB")
-    group.add_argument("--revision", metavar="R", help="branch, tag or commit on the hub")
-    group.add_argument("--offline", action="store_true", help="open no connection")
+    _hub_options(group)
     return group
+
+
+def _hub_options(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--revision", metavar="R", help="branch, tag or commit on the hub")
+    parser.add_argument("--offline", action="store_true", help="open no connection")
 
 
 def _count(text: str) -> int:

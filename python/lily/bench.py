@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -37,27 +36,22 @@ import random
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from lily import bench_peers
 from lily.bench_peers import peak_bytes
+from lily.workers import PEERS as PEERS
+from lily.workers import About, Peer, Process
+from lily.workers import PeerError as PeerError
+from lily.workers import peers as peers
 
 Measure = Literal["prefill", "decode"]
 
 REST_S = 0.3
 """Seconds of rest before an engine's turn."""
-
-PEERS = ("mlx-lm", "transformers", "llama-cpp-python")
-MODULES = {"mlx-lm": "mlx_lm", "transformers": "transformers", "llama-cpp-python": "llama_cpp"}
-
-
-class PeerError(Exception):
-    """A peer could not load or failed; the others go on."""
 
 
 @dataclass(frozen=True)
@@ -107,18 +101,6 @@ class Turn:
     prefill_s: float
     decode_s: float
     drawn: int
-
-
-@dataclass(frozen=True)
-class About:
-    """An engine that is loaded."""
-
-    name: str
-    version: str
-    model: str
-    detail: str
-    n_tokens: int
-    load_s: float
 
 
 class Engine(Protocol):
@@ -364,133 +346,17 @@ def commit_of(file: Path) -> str | None:
         return None
 
 
-# Peers: a process each, spoken to in lines of JSON
+# Peers
 
 
-@dataclass(frozen=True)
-class Peer:
-    """Another engine and how to start it.
-
-    Args:
-        name: one of PEERS.
-        model: a folder or hub id; for llama-cpp-python a .gguf file.
-        python: its interpreter.
-        threads: None leaves it to the engine.
-        cpu: keep it off accelerators.
-    """
-
-    name: str
-    model: str
-    python: str = sys.executable
-    threads: int | None = None
-    cpu: bool = False
-
-
-def peers(
-    wanted: Sequence[str],
-    source: str,
-    models: Mapping[str, str],
-    pythons: Mapping[str, str],
-    *,
-    threads: int | None,
-    cpu: bool,
-) -> tuple[list[Peer], dict[str, str]]:
-    """The peers to start, and for those asked for by name that cannot be, why.
-
-    Args:
-        wanted: names, or "auto" for those that are installed, or "none".
-        source: the model that peers load which have none of their own in `models`.
-        models, pythons: by peer.
-    """
-    found, absent = [], {}
-    auto = "auto" in wanted
-    for name in PEERS:
-        if not (auto or name in wanted):
-            continue
-        python, model = pythons.get(name, sys.executable), models.get(name)
-        asked = name in wanted or model is not None or name in pythons
-        if name not in pythons and importlib.util.find_spec(MODULES[name]) is None:
-            if asked:
-                absent[name] = "not installed"
-        elif name == "llama-cpp-python" and model is None:
-            absent[name] = f"needs a GGUF file: --peer-model {name}=FILE"
-        else:
-            found.append(Peer(name, model or source, python, threads, cpu))
-    return found, absent
-
-
-class Worker:
-    """A peer in its own process."""
+class Worker(Process):
+    """A peer in its own process that takes turns."""
 
     def __init__(self, peer: Peer, context: int) -> None:
-        self._name = peer.name
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 lives as long as the process
-        setup = {
-            "name": peer.name,
-            "model": peer.model,
-            "threads": peer.threads,
-            "cpu": peer.cpu,
-            "context": context,
-        }
-        variables = dict(os.environ)
-        if peer.python != sys.executable:  # what is meant for this Python may confuse that one
-            variables.pop("PYTHONPATH", None)
-        try:
-            self._process = subprocess.Popen(
-                [peer.python, "-P", bench_peers.__file__],
-                env=variables,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                text=True,
-                encoding="utf-8",
-            )
-        except OSError as error:
-            self._errors.close()
-            raise PeerError(f"{peer.python}: {error.strerror}") from None
-        self.about = About(**self._ask(setup))
-
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin and stdout
-        try:
-            stdin.write(json.dumps(request) + "\n")
-            stdin.flush()
-            answer = stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        except BaseException:
-            self.close()
-            raise
-        if not answer:
-            self._process.wait()
-            self._errors.seek(0)
-            said = self._errors.read().decode("utf-8", "replace").split("\n")
-            last = next((line.strip() for line in reversed(said) if line.strip()), "no message")
-            code = self._process.returncode
-            self.close()
-            raise PeerError(f"ended with status {code}: {last[:200]}")
-        reply: dict[str, Any] = json.loads(answer)
-        if "error" in reply:
-            self.close()
-            raise PeerError(reply["error"])
-        self._peak = reply.pop("peak_bytes")
-        return reply
+        super().__init__(peer, {"work": "turns", "context": context})
 
     def turn(self, tokens: Sequence[int], steps: int) -> Turn:
-        return Turn(**self._ask({"tokens": list(tokens), "steps": steps}))
-
-    def peak_bytes(self) -> int:
-        return int(self._peak)
-
-    def close(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._errors):
-            if stream:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        return Turn(**self.ask({"tokens": list(tokens), "steps": steps}))
 
 
 # The machine

@@ -1,7 +1,13 @@
-"""The process of a peer in `lily bench`: load another engine, then take turns as asked.
+"""The process of a peer in `lily bench` and `lily fidelity`: load another engine, then do as asked.
 
 It imports nothing of lily, because it may run in a Python that has no lily. Requests come on
-standard input and answers go to standard output, a line of JSON each.
+standard input and answers go to standard output, a line of JSON each. The first request names the
+engine and its work:
+
+* "turns" (bench): each request is a turn, timed here.
+* "scores" (fidelity), in float32 on the CPU: `{"score": TOKENS}` begins a window;
+  `{"rows": [start, stop], "into": FILE}`, in order and without gaps, writes the logits after those
+  tokens, float32 [stop - start, V].
 """
 
 from __future__ import annotations
@@ -165,15 +171,109 @@ class LlamaCpp:
         return drawn
 
 
+class Scorer(Protocol):
+    """An engine in float32 on the CPU that gives the logits after each token of a window."""
+
+    version: str
+    detail: str
+    n_tokens: int
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Forget everything; the window is `tokens`."""
+
+    def logits(self, start: int, stop: int) -> Any:
+        """A float32 NumPy array [stop - start, V]. Calls come in order."""
+
+
+class TransformersScorer:
+    """A window goes through the layers in one pass; the head follows in pieces."""
+
+    def __init__(self, model: str, threads: int | None, context: int) -> None:
+        self.torch: Any = importlib.import_module("torch")
+        transformers: Any = importlib.import_module("transformers")
+        if threads:
+            self.torch.set_num_threads(threads)
+        auto = transformers.AutoModelForCausalLM
+        self.model: Any = auto.from_pretrained(model, dtype=self.torch.float32).eval()
+        self.version = f"{transformers.__version__}, torch {self.torch.__version__}"
+        self.detail = f"cpu, float32, {self.torch.get_num_threads()} threads"
+        self.n_tokens = int(self.model.config.get_text_config().vocab_size)
+        self.hidden: Any = None
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        with self.torch.inference_mode():
+            ids = self.torch.tensor([list(tokens)])
+            out = self.model.base_model(input_ids=ids, use_cache=False)
+            self.hidden = out.last_hidden_state[0]
+
+    def logits(self, start: int, stop: int) -> Any:
+        with self.torch.inference_mode():
+            return self.model.get_output_embeddings()(self.hidden[start:stop]).float().numpy()
+
+
+class MlxLmScorer:
+    """The packed codes as they are; scales, biases, norms and activations in float32.
+
+    A window goes through the model in the pieces that are asked for, by way of its cache.
+    """
+
+    def __init__(self, model: str, threads: int | None, context: int) -> None:
+        self.mx: Any = importlib.import_module("mlx.core")
+        self.mx.set_default_device(self.mx.cpu)
+        mlx_lm: Any = importlib.import_module("mlx_lm")
+        self.caches: Any = importlib.import_module("mlx_lm.models.cache")
+        self.np: Any = importlib.import_module("numpy")
+        self.model, tokenizer = mlx_lm.load(model)[:2]
+        self.model.set_dtype(self.mx.float32)
+        versions = [importlib.metadata.version(name) for name in ("mlx-lm", "mlx")]
+        self.version = f"{versions[0]}, mlx {versions[1]}"
+        self.detail = "cpu, float32"
+        self.n_tokens = int(tokenizer.vocab_size)
+        self.cache: Any = None
+        self.ids: Any = None
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self.cache = self.caches.make_prompt_cache(self.model)
+        self.ids = self.mx.array(list(tokens))[None]
+
+    def logits(self, start: int, stop: int) -> Any:
+        out = self.model(self.ids[:, start:stop], cache=self.cache)
+        self.mx.eval(out, [c.state for c in self.cache])
+        return self.np.array(out[0], dtype=self.np.float32)
+
+
 LOADERS: dict[str, Callable[[str, int | None, bool, int], Loaded]] = {
     "transformers": Transformers,
     "mlx-lm": MlxLm,
     "llama-cpp-python": LlamaCpp,
 }
+SCORERS: dict[str, Callable[[str, int | None, int], Scorer]] = {
+    "transformers": TransformersScorer,
+    "mlx-lm": MlxLmScorer,
+}
+
+
+def take_turn(engine: Loaded, request: dict[str, Any]) -> dict[str, Any]:
+    start = time.perf_counter()
+    token = engine.prefill(request["tokens"])
+    prefilled = time.perf_counter()
+    drawn = engine.decode(token, request["steps"]) if request["steps"] else []
+    decode_s = time.perf_counter() - prefilled
+    turn = {"prefill_s": prefilled - start, "decode_s": decode_s}
+    return turn | {"drawn": len({token, *drawn})}
+
+
+def score(engine: Scorer, request: dict[str, Any]) -> dict[str, Any]:
+    if "score" in request:
+        engine.begin(request["score"])
+        return {}
+    logits = engine.logits(*request["rows"])
+    logits.tofile(request["into"])
+    return {"shape": list(logits.shape)}
 
 
 def serve() -> None:
-    """A peer's process: load, then take turns, as its standard input asks."""
+    """A peer's process: load, then do what its standard input asks."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # engines may print
 
@@ -183,9 +283,14 @@ def serve() -> None:
 
     try:
         setup = json.loads(sys.stdin.readline())
-        name, model = setup["name"], setup["model"]
+        name, model, threads = setup["name"], setup["model"], setup["threads"]
         start = time.perf_counter()
-        engine = LOADERS[name](model, setup["threads"], setup["cpu"], setup["context"])
+        engine: Any
+        work: Callable[[Any, dict[str, Any]], dict[str, Any]]
+        if setup["work"] == "scores":
+            engine, work = SCORERS[name](model, threads, setup["context"]), score
+        else:
+            engine, work = LOADERS[name](model, threads, setup["cpu"], setup["context"]), take_turn
         about = {
             "name": name,
             "version": engine.version,
@@ -196,17 +301,10 @@ def serve() -> None:
         }
         answer(about)
         for line in sys.stdin:
-            request = json.loads(line)
-            start = time.perf_counter()
-            token = engine.prefill(request["tokens"])
-            prefilled = time.perf_counter()
-            drawn = engine.decode(token, request["steps"]) if request["steps"] else []
-            decode_s = time.perf_counter() - prefilled
-            turn = {"prefill_s": prefilled - start, "decode_s": decode_s}
-            answer(turn | {"drawn": len({token, *drawn})})
+            answer(work(engine, json.loads(line)))
     except KeyboardInterrupt:
         return
-    except BaseException as error:  # whatever it is, the benchmark goes on without this peer
+    except BaseException as error:  # whatever it is, the others go on without this peer
         first = (str(error).strip().splitlines() or [""])[0]
         answer({"error": f"{type(error).__name__}: {first}"[:300]})
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -60,6 +61,9 @@ def _run(argv: list[str]) -> int:
                 "info": _info,
                 "plan": _plan,
                 "bench": _bench,
+                "quantize": _quantize,
+                "perplexity": _perplexity,
+                "fidelity": _fidelity,
             }
         )
         args = parser.parse_args(argv)
@@ -168,18 +172,21 @@ def _generate(args: argparse.Namespace) -> None:
 def _prompt(args: argparse.Namespace) -> str:
     if (args.prompt is None) == (args.file is None):
         raise UsageError("expected a PROMPT or --file, and not both\nhint: lily generate --help")
-    text: str = args.prompt
-    if args.file is not None:
-        stdin = getattr(sys.stdin, "buffer", None)
-        data = stdin.read() if args.file == "-" and stdin else Path(args.file).read_bytes()
-        where = "standard input" if args.file == "-" else args.file
-        try:
-            text = data.decode()
-        except UnicodeDecodeError as error:
-            raise UsageError(f"{where}: byte {error.start}: expected UTF-8 text") from None
+    text: str = args.prompt if args.file is None else _read_text(args.file)
     if not text:
         raise UsageError("the prompt is empty")
     return text
+
+
+def _read_text(file: str) -> str:
+    """A file, or standard input, as it is: no line end is changed."""
+    stdin = getattr(sys.stdin, "buffer", None)
+    data: bytes = stdin.read() if file == "-" and stdin else Path(file).read_bytes()
+    where = "standard input" if file == "-" else file
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where}: byte {error.start}: expected UTF-8 text") from None
 
 
 def _statistics(result: Result) -> str:
@@ -384,11 +391,7 @@ def _bench(args: argparse.Namespace) -> None:
     from lily import bench
 
     options = bench.Options(args.contexts, args.prefill, args.decode, args.rounds)
-    wanted = [] if args.peers == "none" else args.peers.split(",")
-    if unknown := set(wanted) - {*bench.PEERS, "auto"}:
-        raise UsageError(
-            f"--peers: {min(unknown)!r}, expected auto, none or some of {', '.join(bench.PEERS)}"
-        )
+    wanted = _wanted(args.peers, bench.PEERS)
     models = _by_peer("--peer-model", args.peer_model, bench.PEERS)
     pythons = _by_peer("--peer-python", args.peer_python, bench.PEERS)
     bar = Bar()
@@ -423,6 +426,16 @@ def _bench(args: argparse.Namespace) -> None:
         Path(args.json).write_text(text + "\n", encoding="utf-8")
 
 
+def _wanted(given: str, peers: Sequence[str]) -> list[str]:
+    """The names in --peers."""
+    wanted = [] if given == "none" else given.split(",")
+    if unknown := set(wanted) - {*peers, "auto"}:
+        raise UsageError(
+            f"--peers: {min(unknown)!r}, expected auto, none or some of {', '.join(peers)}"
+        )
+    return wanted
+
+
 def _by_peer(option: str, given: Sequence[str], peers: Sequence[str]) -> dict[str, str]:
     """PEER=VALUE options as a mapping."""
     found = {}
@@ -432,3 +445,113 @@ def _by_peer(option: str, given: Sequence[str], peers: Sequence[str]) -> dict[st
             raise UsageError(f"{option}: {text!r}, expected PEER=PATH, PEER of {', '.join(peers)}")
         found[peer] = value
     return found
+
+
+# lily perplexity, lily fidelity
+
+
+def _scored_text(args: argparse.Namespace) -> str:
+    text = _read_text(args.file)
+    if not text:
+        raise UsageError(
+            f"{'standard input' if args.file == '-' else args.file}: the text is empty"
+        )
+    return text
+
+
+def _perplexity(args: argparse.Namespace) -> None:
+    from lily.perplexity import finite, perplexity
+
+    text = _scored_text(args)
+    bar = Bar()
+    with _loaded(args, args.window, bar) as model:
+        try:
+            found = perplexity(
+                model,
+                text,
+                window=args.window,
+                positions=args.positions,
+                progress=(lambda done, total: bar("score", done, total)) if bar.enabled else None,
+            )
+        finally:
+            bar.clear()
+        if not args.json:
+            print(found)
+            return
+        about = {
+            "model": args.model,
+            "revision": model.info.revision,
+            "device": model.info.device,
+            "precision": model.info.precision,
+            "file": args.file,
+            "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        }
+        figures = {name: finite(value) for name, value in asdict(found).items()}
+        print(json.dumps(about | figures | {"tok_s": finite(found.tok_s)}, indent=2))
+
+
+def _fidelity(args: argparse.Namespace) -> None:
+    from lily import fidelity
+
+    wanted = _wanted(args.peers, fidelity.PEERS)
+    models = _by_peer("--peer-model", args.peer_model, fidelity.PEERS)
+    pythons = _by_peer("--peer-python", args.peer_python, fidelity.PEERS)
+    text = _scored_text(args)
+    bar = Bar()
+    try:
+        report = fidelity.measure(
+            args.model,
+            text,
+            window=args.window,
+            positions=args.positions,
+            reference=fidelity.FLOAT32 if args.reference == "lily" else args.reference,
+            wanted=wanted,
+            models=models,
+            pythons=pythons,
+            device=args.device,
+            threads=args.threads,
+            memory_limit=args.memory_limit,
+            revision=args.revision,
+            offline=args.offline,
+            progress=bar if bar.enabled else None,
+            status=bar.status,
+        )
+    finally:
+        bar.clear()
+    report.text = {"file": args.file, **report.text}
+    written = json.dumps(report.to_json(), indent=1)
+    if args.json == "-":
+        print(written)
+        return
+    print(report.table())
+    if args.json:
+        Path(args.json).write_text(written + "\n", encoding="utf-8")
+
+
+# lily quantize
+
+
+def _quantize(args: argparse.Namespace) -> None:
+    from time import perf_counter
+
+    from lily.convert import quantize, unpack
+
+    if args.dtype and not args.unpack:
+        raise UsageError("--dtype needs --unpack")
+    bar = Bar()
+    options = {
+        "threads": args.threads,
+        "revision": args.revision,
+        "offline": args.offline,
+        "progress": bar if bar.enabled else None,
+    }
+    start = perf_counter()
+    try:
+        if args.unpack:
+            out = unpack(args.model, args.out, dtype=args.dtype or "bfloat16", **options)
+        else:
+            out = quantize(args.model, args.out, **options)
+    finally:
+        bar.clear()
+    n_bytes = sum(path.stat().st_size for path in out.glob("*.safetensors"))
+    note(f"{out}: {n_bytes / 1e9:.3g} GB in {perf_counter() - start:.1f} s")

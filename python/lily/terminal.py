@@ -120,7 +120,7 @@ class Bar:
         share = min(1.0, done / total) if total else 0.0
         full = round(share * self.WIDTH)
         bar = "#" * full + "." * (self.WIDTH - full)
-        if self._what == "prompt":
+        if self._what in ("prompt", "score"):
             amount = f"{done:,} of {total:,} tokens"
         else:
             amount = f"{done / 1e9:.2f} of {total / 1e9:.2f} GB"
