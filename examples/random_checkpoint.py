@@ -27,6 +27,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from text_files import Text, byte_tokens, write_json
+
 Form = Literal["mlx", "published"]
 Kind = Literal["linear", "norm", "head_norm", "conv", "a_log", "dt_bias", "vision"]
 
@@ -91,6 +93,11 @@ PRESETS: dict[str, Dims] = {
         experts=256, top_k=8, expert_width=512, shared_width=512,
     ),
 }  # fmt: skip
+
+
+# A few byte-pair merges, so that encoding is more than a look-up; "Ġ" stands for a space.
+MERGES = ["h e", "Ġ t", "Ġt he", "i n", "r e", "o n", "Ġ a", "Ġa n", "in g", "e r"]
+TEXT = Text(byte_tokens() + [merge.replace(" ", "") for merge in MERGES], MERGES)
 
 
 # --- Architecture -------------------------------------------------------------------------------
@@ -398,23 +405,19 @@ def write_tensors(folder: Path, every: list[Tensor], form: Form, limit: int) -> 
         write_json(folder / "model.safetensors.index.json", index)
 
 
-def write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
 # --- Configuration ------------------------------------------------------------------------------
 
 
-def text_config(d: Dims, tied: bool) -> dict[str, Any]:
+def text_config(d: Dims, tied: bool, text: Text = TEXT) -> dict[str, Any]:
     pairs = d.head_dim // 8  # a quarter of the head rotates, in pairs
     return {
         "model_type": "qwen3_5_moe_text",
         "attention_bias": False,
         "attention_dropout": 0.0,
         "attn_output_gate": True,
-        "bos_token_id": token_id("<|endoftext|>"),
+        "bos_token_id": text.token_id("<|endoftext|>"),
         "dtype": "bfloat16",
-        "eos_token_id": token_id("<|endoftext|>"),
+        "eos_token_id": text.token_id("<|endoftext|>"),
         "full_attention_interval": d.interval,
         "head_dim": d.head_dim,
         "hidden_act": "silu",
@@ -455,28 +458,28 @@ def text_config(d: Dims, tied: bool) -> dict[str, Any]:
     }
 
 
-def config(d: Dims, form: Form, tied: bool, nested: bool) -> dict[str, Any]:
+def config(d: Dims, form: Form, tied: bool, nested: bool, text: Text = TEXT) -> dict[str, Any]:
     """config.json: the text configuration inside the multimodal one, or alone if not `nested`."""
-    text = text_config(d, tied)
+    inner = text_config(d, tied, text)
     if nested:
         whole: dict[str, Any] = {
             "architectures": ["Qwen3_5MoeForConditionalGeneration"],
-            "image_token_id": token_id("<|image_pad|>"),
+            "image_token_id": text.token_id("<|image_pad|>"),
             "model_type": "qwen3_5_moe",
-            "text_config": text,
+            "text_config": inner,
             "tie_word_embeddings": tied,
-            "video_token_id": token_id("<|video_pad|>"),
+            "video_token_id": text.token_id("<|video_pad|>"),
             "vision_config": {
                 "depth": 1, "hidden_act": "gelu_pytorch_tanh", "hidden_size": 64,
                 "in_channels": 3, "intermediate_size": 128, "model_type": "qwen3_5_moe",
                 "num_heads": 2, "num_position_embeddings": 16, "out_hidden_size": d.hidden,
                 "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2,
             },
-            "vision_end_token_id": token_id("<|vision_end|>"),
-            "vision_start_token_id": token_id("<|vision_start|>"),
+            "vision_end_token_id": text.token_id("<|vision_end|>"),
+            "vision_start_token_id": text.token_id("<|vision_start|>"),
         }  # fmt: skip
     else:
-        whole = {"architectures": ["Qwen3_5MoeForCausalLM"], **text}
+        whole = {"architectures": ["Qwen3_5MoeForCausalLM"], **inner}
     if form == "mlx":
         quantization: dict[str, Any] = {"group_size": GROUP, "bits": 4, "mode": "affine"}
         for part in architecture(d, form, tied):
@@ -485,181 +488,6 @@ def config(d: Dims, form: Form, tied: bool, nested: bool) -> dict[str, Any]:
                 quantization[path] = {"group_size": GROUP, "bits": part.bits}
         whole["quantization"] = whole["quantization_config"] = quantization
     return whole
-
-
-# --- Text ---------------------------------------------------------------------------------------
-
-# Byte-pair merges, so that encoding is more than a look-up; "Ġ" stands for a space.
-MERGES = ["h e", "Ġ t", "Ġt he", "i n", "r e", "o n", "Ġ a", "Ġa n", "in g", "e r"]
-
-# Tags that a decoder must keep as text are not special.
-SPECIAL = [
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>",
-    "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>",
-]  # fmt: skip
-TAGS = [
-    "<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>",
-    "<tool_response>", "</tool_response>", "<think>", "</think>",
-]  # fmt: skip
-
-# Words with their leading punctuation, single digits, runs of symbols, line ends, spaces.
-SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
-    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-CHAT_TEMPLATE = r"""
-{%- macro text(content) %}
-  {%- if content is string %}{{- content }}
-  {%- elif content is iterable %}
-    {%- for item in content %}
-      {%- if item.type == 'text' %}{{- item.text }}
-      {%- else %}{{- raise_exception('only text content is supported') }}
-      {%- endif %}
-    {%- endfor %}
-  {%- endif %}
-{%- endmacro %}
-{%- set ns = namespace(query=-1) %}
-{%- for m in messages %}
-  {%- set said = text(m.content) | trim %}
-  {%- if m.role == 'user' and not (said.startswith('<tool_response>')
-      and said.endswith('</tool_response>')) %}{%- set ns.query = loop.index0 %}{%- endif %}
-{%- endfor %}
-{%- if ns.query < 0 %}{{- raise_exception('No user query found in messages.') }}{%- endif %}
-{%- set system = text(messages[0].content) | trim if messages[0].role == 'system' else '' %}
-{%- if tools %}
-  {{- '<|im_start|>system\n# Tools\n\nThese functions can be called:\n\n<tools>' }}
-  {%- for tool in tools %}{{- '\n' + (tool | tojson) }}{%- endfor %}
-  {{- '\n</tools>\n\nTo call one, end the reply with:\n\n<tool_call>\n<function=NAME>\n' }}
-  {{- '<parameter=KEY>\nVALUE\n</parameter>\n</function>\n</tool_call>' }}
-  {{- ('\n\n' + system if system else '') + '<|im_end|>\n' }}
-{%- elif messages[0].role == 'system' %}
-  {{- '<|im_start|>system\n' + system + '<|im_end|>\n' }}
-{%- endif %}
-{%- for m in messages %}
-  {%- set said = text(m.content) | trim %}
-  {%- if m.role == 'system' %}
-    {%- if not loop.first %}{{- raise_exception('System message must be first.') }}{%- endif %}
-  {%- elif m.role == 'user' %}
-    {{- '<|im_start|>user\n' + said + '<|im_end|>\n' }}
-  {%- elif m.role == 'assistant' %}
-    {%- set thought = m.reasoning_content if m.reasoning_content is string else '' %}
-    {%- if m.reasoning_content is not string and '</think>' in said %}
-      {%- set thought = said.split('</think>')[0].split('<think>')[-1] %}
-      {%- set said = said.split('</think>')[-1] | trim %}
-    {%- endif %}
-    {{- '<|im_start|>assistant\n' }}
-    {%- if loop.index0 > ns.query or preserve_thinking is true %}
-      {{- '<think>\n' + (thought | trim) + '\n</think>\n\n' }}
-    {%- endif %}
-    {{- said }}
-    {%- for call in m.tool_calls or [] %}
-      {%- set call = call.function or call %}
-      {{- ('' if loop.first and not said else '\n\n' if loop.first else '\n') }}
-      {{- '<tool_call>\n<function=' + call.name + '>\n' }}
-      {%- for key, value in (call.arguments or {}) | items %}
-        {{- '<parameter=' + key + '>\n' }}
-        {{- value if value is string else value | tojson }}
-        {{- '\n</parameter>\n' }}
-      {%- endfor %}
-      {{- '</function>\n</tool_call>' }}
-    {%- endfor %}
-    {{- '<|im_end|>\n' }}
-  {%- elif m.role == 'tool' %}
-    {{- '<|im_start|>user' if loop.first or messages[loop.index0 - 1].role != 'tool' }}
-    {{- '\n<tool_response>\n' + said + '\n</tool_response>' }}
-    {{- '<|im_end|>\n' if loop.last or messages[loop.index0 + 1].role != 'tool' }}
-  {%- else %}
-    {{- raise_exception('Unexpected message role.') }}
-  {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-  {{- '<|im_start|>assistant\n<think>\n' }}
-  {%- if enable_thinking is false %}{{- '\n</think>\n\n' }}{%- endif %}
-{%- endif %}
-""".lstrip()
-
-
-def token_id(token: str) -> int:
-    """The id of a special token or tag; 0 to 255 are bytes, merges follow."""
-    return 256 + len(MERGES) + (SPECIAL + TAGS).index(token)
-
-
-def vocabulary() -> dict[str, int]:
-    """Token to id: bytes in their printable stand-ins of byte-level BPE, then merges."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    spare = iter(range(256, 512))
-    tokens = [chr(b if b in shown else next(spare)) for b in range(256)]
-    tokens += [merge.replace(" ", "") for merge in MERGES]
-    return {token: i for i, token in enumerate(tokens)}
-
-
-def tokenizer() -> dict[str, Any]:
-    """tokenizer.json: byte-level BPE with the family's pipeline and added tokens."""
-    byte_level = {
-        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False,
-    }  # fmt: skip
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {
-                "id": token_id(t), "content": t, "single_word": False, "lstrip": False,
-                "rstrip": False, "normalized": False, "special": t in SPECIAL,
-            }
-            for t in SPECIAL + TAGS
-        ],
-        "normalizer": {"type": "NFC"},
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [
-                {
-                    "type": "Split", "pattern": {"Regex": SPLIT}, "behavior": "Isolated",
-                    "invert": False,
-                },
-                byte_level,
-            ],
-        },
-        "post_processor": byte_level,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "",
-            "end_of_word_suffix": "", "fuse_unk": False, "byte_fallback": False,
-            "vocab": vocabulary(), "merges": MERGES,
-        },
-    }  # fmt: skip
-
-
-def write_text_files(folder: Path) -> None:
-    end, turn = token_id("<|endoftext|>"), token_id("<|im_end|>")
-    write_json(folder / "tokenizer.json", tokenizer())
-    write_json(
-        folder / "tokenizer_config.json",
-        {
-            "add_prefix_space": False,
-            "bos_token": None,
-            "clean_up_tokenization_spaces": False,
-            "eos_token": "<|im_end|>",
-            "model_max_length": 262144,
-            "pad_token": "<|endoftext|>",
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "unk_token": None,
-        },
-    )
-    write_json(
-        folder / "generation_config.json",
-        {
-            "bos_token_id": end,
-            "do_sample": True,
-            "eos_token_id": [turn, end],
-            "pad_token_id": end,
-            "temperature": 1.0,
-            "top_k": 20,
-            "top_p": 0.95,
-        },
-    )
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
 
 
 # --- Entry points -------------------------------------------------------------------------------
@@ -698,7 +526,7 @@ def write(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config(d, form, tied, nested))
-    write_text_files(folder)
+    TEXT.write(folder)
     write_tensors(folder, every, form, shard_bytes or SHARD_BYTES)
     return folder
 

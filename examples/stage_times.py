@@ -1,6 +1,6 @@
 """Where the time goes: seconds of each kind of stage, in a prefill pass and in a decode step.
 
-    python examples/profile.py CHECKPOINT [PROMPT_TOKENS]
+    python examples/stage_times.py CHECKPOINT [PROMPT_TOKENS]
 
 Dispatches run one at a time here, so the total is more than that of an undisturbed pass.
 """

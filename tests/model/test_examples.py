@@ -33,6 +33,6 @@ def test_sessions(checkpoint: Callable[..., Path]) -> None:
 
 
 def test_profile(checkpoint: Callable[..., Path]) -> None:
-    out = run("profile.py", checkpoint("tiny"))
+    out = run("stage_times.py", checkpoint("tiny"))
     for stage in ("delta", "attention", "experts", "head", "total"):
         assert out.count(f"\n{stage} ") == 2, out

@@ -88,7 +88,7 @@ def test_written_elsewhere(
     assert found.tokenizer == tmp_path / "tokenizer.json"
     assert found.chat_template == tmp_path / "chat_template.jinja"
     assert found.generation_config["top_k"] == 20
-    ids = [random_checkpoint.token_id(t) for t in ("<|endoftext|>", "<|im_end|>")]
+    ids = [random_checkpoint.TEXT.token_id(t) for t in ("<|endoftext|>", "<|im_end|>")]
     assert found.stop_ids == tuple(sorted(ids))
     for entry in found.tensors.values():
         assert entry.offset + entry.nbytes <= found.files[entry.file].stat().st_size
