@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """From a fresh clone to streaming text, in one command:
 
-    python3 examples/quickstart.py
+    python3 examples/quickstart.py [PROMPT]
 
-Makes a virtual environment in .venv, builds and installs lily into it, writes a small random
-checkpoint, and streams from it on the default device. The weights are random, so is the text.
+Makes a virtual environment in .venv, builds and installs lily into it, and streams from the demo
+checkpoint on the default device.
 """
 
 import os
@@ -15,7 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = ROOT / ".venv" / ("Scripts" if os.name == "nt" else "bin")
-CHECKPOINT = ROOT / ".venv" / "random-checkpoint"
+CHECKPOINT = Path("examples", "demo_model", "checkpoint")
+PROMPT = "Dorothy looked up at the tall man and said"
 
 
 def run(*command: str | Path) -> None:
@@ -29,10 +30,9 @@ def main() -> None:
     if not (BIN / "python").exists():
         venv.create(ROOT / ".venv", with_pip=True)
     run(BIN / "python", "-m", "pip", "install", "--quiet", ".")
-    if not (CHECKPOINT / "config.json").exists():
-        run(BIN / "python", "examples/random_checkpoint.py", CHECKPOINT, "--preset", "heads")
-    prompt = sys.argv[1] if len(sys.argv) > 1 else "Once upon a time"
-    run(BIN / "lily", "generate", CHECKPOINT, prompt, "--max-tokens", "200", "--seed", "1")
+    prompt = sys.argv[1] if len(sys.argv) > 1 else PROMPT
+    print(prompt, end="", flush=True)
+    run(BIN / "lily", "generate", CHECKPOINT, prompt, "--max-tokens", "200", "--seed", "2")
 
 
 if __name__ == "__main__":
