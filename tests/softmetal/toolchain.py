@@ -64,12 +64,19 @@ def clang() -> str | None:
 
 
 def why_missing() -> str | None:
-    """Why kernels cannot be compiled here, or None."""
+    """Why kernels cannot be compiled here, or None. Tests are skipped for it.
+
+    Raises:
+        RuntimeError: LILY_NEED_CLANG says that there must be no such skip.
+    """
     if platform.system() != "Linux" or platform.machine() not in {"x86_64", "aarch64"}:
         return "the software Metal runs on Linux, x86-64 or aarch64"
     if not clang():
         packages = f"clang-{CLANG_VERSION} libclang-rt-{CLANG_VERSION}-dev"
-        return f"needs clang-{CLANG_VERSION} (apt-get install {packages})"
+        reason = f"needs clang-{CLANG_VERSION} (apt-get install {packages})"
+        if os.environ.get("LILY_NEED_CLANG"):
+            raise RuntimeError(f"LILY_NEED_CLANG is set; the software Metal {reason}")
+        return reason
     return None
 
 
