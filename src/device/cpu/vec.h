@@ -382,12 +382,6 @@ struct P {
 LILY_INLINE P as_pairs(__m512i v) { return {(__m512bh)v}; }
 // acc += a.even · b.even + a.odd · b.odd
 LILY_INLINE F dot(P a, P b, F acc) { return {_mm512_dpbf16_ps(acc.v, a.v, b.v)}; }
-// One pair of activations (4-byte aligned is not needed) for all lanes.
-LILY_INLINE P set1_pair(const bf16* p) {
-  int word;
-  std::memcpy(&word, p, 4);
-  return as_pairs(_mm512_set1_epi32(word));
-}
 // The codes w >> 4i & 0x000f000f as pairs of bf16; exact.
 LILY_INLINE P code4_pairs(U w, int i) {
   alignas(64) static constexpr uint16_t table[32] = {
