@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BIN = ROOT / ".venv" / ("Scripts" if os.name == "nt" else "bin")
 CHECKPOINT = Path("examples", "demo_model", "checkpoint")
-PROMPT = "Dorothy looked up at the tall man and said"
+PROMPT = "It was late in the evening when"
 
 
 def run(*command: str | Path) -> None:
