@@ -200,6 +200,7 @@ Tensor Loader::packed(const std::vector<MatrixPart>& parts, uint32_t experts, bo
     rows += p.rows;
   }
   Tensor t = place(device_.packed_bytes(*spec), SlotType::packed, {experts, rows, parts[0].cols});
+  t.form = spec;
   if (!placing()) return t;
 
   std::byte* out = t.buffer->data + t.offset;

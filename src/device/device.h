@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "metal/contract.h"
@@ -31,6 +32,9 @@ struct Slot {
 
 struct Kernel {
   virtual ~Kernel() = default;
+  // Devices may compile in the background. Returns when the kernel can run; throws DeviceError if
+  // it never can.
+  virtual void ready() const {}
 };
 
 // One kernel launch. Its grid is the device's business: it follows from constants and params.
@@ -38,6 +42,7 @@ struct Dispatch {
   const Kernel* kernel;
   std::span<const Slot> slots;
   std::span<const std::byte> params;
+  std::string_view stage = {};  // for messages
 };
 
 struct Timing {
@@ -88,6 +93,7 @@ struct DeviceInfo {
   std::string name;         // "cpu"
   std::string description;  // "cpu avx512_bf16 amx_bf16, 2 threads"
   size_t memory_bytes = 0;  // what weights and sessions may use together
+  std::string warning;      // for the user: a better device that does not work
 };
 
 struct Device {
@@ -106,9 +112,10 @@ struct Device {
   virtual void unpack(const PackSpec&, const std::byte* packed, uint32_t expert, uint32_t segment,
                       float* out) const = 0;
 
-  // `constants` has the layout of the contract's Constants.
-  virtual const Kernel* kernel(const Contract&, std::span<const std::byte> constants,
-                               Precision) = 0;
+  // `constants` has the layout of the contract's Constants. `weights` are the forms of its packed
+  // slots, in slot order; null for one that is not bound.
+  virtual const Kernel* kernel(const Contract&, std::span<const std::byte> constants, Precision,
+                               std::span<const PackSpec* const> weights) = 0;
   virtual std::unique_ptr<CommandBuffer> command_buffer() = 0;
 
   // Packed weight bytes that kernels have read so far, on devices that count them.
@@ -117,5 +124,9 @@ struct Device {
 
 // "auto", "cpu" or "metal". `threads` is for the CPU device; 0 means one for each physical core.
 std::shared_ptr<Device> make_device(const std::string& name, uint32_t threads);
+
+// What "auto" means where Metal is part of the build: Metal if it passes its self-check, else the
+// CPU device with a warning.
+std::shared_ptr<Device> metal_or_cpu(uint32_t threads);
 
 }  // namespace lily

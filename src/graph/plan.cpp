@@ -42,7 +42,7 @@ void Plan::replay(CommandBuffer& commands, const Bindings& bindings, const Step&
     if (e.order != order) commands.barrier();
     order = e.order;
     call.prepare(e, bindings, step);
-    commands.dispatch({e.kernel, call.slots, call.params});
+    commands.dispatch({e.kernel, call.slots, call.params, e.stage});
   }
 }
 
@@ -53,7 +53,7 @@ void Plan::observe(Device& device, const Bindings& bindings, const Step& step,
     call.prepare(e, bindings, step);
     observer(e, call.slots, nullptr);
     auto commands = device.command_buffer();
-    commands->dispatch({e.kernel, call.slots, call.params});
+    commands->dispatch({e.kernel, call.slots, call.params, e.stage});
     commands->commit();
     const Timing timing = commands->wait();
     observer(e, call.slots, &timing);

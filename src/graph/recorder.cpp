@@ -66,7 +66,10 @@ void Recorder::add(Plan::Entry&& entry, std::span<const std::byte> constants,
                    std::initializer_list<Moves> moves) {
   const Contract& contract = *entry.contract;
   entry.stage = stage_;
-  entry.kernel = device_.kernel(contract, constants, precision_);
+  std::vector<const PackSpec*> forms;
+  for (uint32_t i = 0; i < contract.n_slots; ++i)
+    if (contract.slots[i].type == SlotType::packed) forms.push_back(entry.slots[i].form.get());
+  entry.kernel = device_.kernel(contract, constants, precision_, forms);
   for (uint32_t i = 0; i < contract.n_slots; ++i) {
     const Tensor& t = entry.slots[i];
     const SlotInfo& slot = contract.slots[i];
@@ -113,6 +116,8 @@ Plan Recorder::finish(bool allocate) {
   std::stable_sort(entries_.begin(), entries_.end(),
                    [](const Plan::Entry& a, const Plan::Entry& b) { return a.order < b.order; });
 
+  if (allocate)
+    for (const Plan::Entry& e : entries_) e.kernel->ready();
   const Placement placement = place(lives);
   Plan plan;
   if (allocate && placement.bytes) plan.temporaries_ = device_.allocate(placement.bytes, "temporaries");

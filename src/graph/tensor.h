@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 
 #include "device/device.h"
 
@@ -52,6 +53,7 @@ struct Tensor {
   Buffer* buffer = nullptr;    // buffer
   size_t offset = 0, bytes = 0;
   Shape shape;
+  std::shared_ptr<const PackSpec> form;  // packed
 
   explicit operator bool() const { return place != Place::none; }
 };

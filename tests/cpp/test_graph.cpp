@@ -43,7 +43,8 @@ struct FakeDevice : Device {
   void pack_rows(const PackSpec&, std::byte*, uint32_t, uint32_t, uint32_t, uint32_t,
                  const RawRows&) const override {}
   void unpack(const PackSpec&, const std::byte*, uint32_t, uint32_t, float*) const override {}
-  const Kernel* kernel(const Contract&, std::span<const std::byte>, Precision) override {
+  const Kernel* kernel(const Contract&, std::span<const std::byte>, Precision,
+                       std::span<const PackSpec* const>) override {
     return &kernel_;
   }
   std::unique_ptr<CommandBuffer> command_buffer() override { return std::make_unique<Commands>(); }

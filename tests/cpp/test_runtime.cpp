@@ -147,5 +147,12 @@ TEST(a_model_that_does_not_fit_is_refused_with_both_numbers) {
       "expected at most 0.00 GB"));
 }
 
+TEST(a_context_beyond_131072_keys_takes_no_more_blocks_than_there_is_room_for) {
+  const auto device = make_device("cpu", 1);
+  const Tuning& t = device->tuning();
+  for (uint32_t keys = t.single_block + 1; keys < 300000; ++keys)
+    CHECK((keys - 1) / t.block(keys) + 1 <= t.max_blocks);
+}
+
 }  // namespace
 }  // namespace lily

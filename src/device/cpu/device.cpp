@@ -174,7 +174,7 @@ class CpuBuffer final : public Buffer {
 uint32_t attention_block(uint32_t keys) {
   if (keys <= 8192) return 128;
   if (keys <= 32768) return 256;
-  return std::max(512u, (keys / 256 + 63) / 64 * 64);
+  return std::max(512u, ((keys + 255) / 256 + 63) / 64 * 64);
 }
 
 double now_s() {
@@ -270,7 +270,7 @@ void CpuDevice::unpack(const PackSpec&, const std::byte* packed, uint32_t expert
 }
 
 const Kernel* CpuDevice::kernel(const Contract& contract, std::span<const std::byte> constants,
-                                Precision precision) {
+                                Precision precision, std::span<const PackSpec* const>) {
   LILY_CHECK(constants.size() == 4 * size_t{contract.n_constants});
   const bool fast = precision == Precision::fast;
   std::string key = std::string(contract.name) + (fast ? " fast " : " float32 ");

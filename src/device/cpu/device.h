@@ -36,10 +36,12 @@ class CpuDevice final : public Device {
   void unpack(const PackSpec&, const std::byte* packed, uint32_t expert, uint32_t segment,
               float* out) const override;
 
-  const Kernel* kernel(const Contract&, std::span<const std::byte> constants, Precision) override;
+  const Kernel* kernel(const Contract&, std::span<const std::byte> constants, Precision,
+                       std::span<const PackSpec* const> weights) override;
   std::unique_ptr<CommandBuffer> command_buffer() override;
 
   void enqueue(std::shared_ptr<Work>);
+  void warn(std::string text) { info_.warning = std::move(text); }
 
   // Packed bytes that kernels have read since the device was made.
   uint64_t weight_bytes_read() const override { return weight_bytes_.load(); }
