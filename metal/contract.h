@@ -1,4 +1,4 @@
-// What a contract header says, and how C++ reads it.
+// What a contract header says, and how C++ and Metal read it.
 //
 // A contract states a kernel's arguments once, as three lists beside the kernel:
 //
@@ -14,7 +14,32 @@
 #pragma once
 
 #ifdef __METAL_VERSION__
-#error "the Metal reading of the contracts is not written yet"
+
+#include <metal_stdlib>
+
+namespace lily {}
+using namespace metal;
+using namespace lily;
+
+// The Metal reading: a kernel's buffers, numbered like the slots, behind the params `p`.
+//
+//   kernel void embed(LILY_ARGUMENTS(Embed), uint3 group [[threadgroup_position_in_grid]])
+//
+// The host defines ACT and each constant as Op_NAME in front of the source. packed_weights.h says
+// what is behind a packed slot.
+#define LILY_ARGUMENTS(Op)              \
+  constant Op##_Params& p [[buffer(0)]] \
+      Op##_SLOTS(LILY_SLOT_CONST, LILY_SLOT_MUTABLE, LILY_SLOT_MUTABLE)
+#define LILY_SLOT_CONST(number, name, type, shape) \
+  , device const LILY_SLOT_TYPE_##type* name [[buffer(number)]]
+#define LILY_SLOT_MUTABLE(number, name, type, shape) \
+  , device LILY_SLOT_TYPE_##type* name [[buffer(number)]]
+#define LILY_SLOT_TYPE_float float
+#define LILY_SLOT_TYPE_uint32_t uint
+#define LILY_SLOT_TYPE_ACT ACT
+#define LILY_SLOT_TYPE_packed uchar
+#define LILY_CONTRACT(Op, kernel)
+
 #else
 
 #include <array>
