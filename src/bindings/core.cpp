@@ -165,8 +165,15 @@ void bind_engine(nb::module_& m) {
       .def(
           "__init__",
           [](PyDevice* self, const std::string& name, uint32_t threads) {
-            nb::gil_scoped_release unlocked;
-            new (self) PyDevice{make_device(name, threads)};
+            std::shared_ptr<Device> device;
+            {
+              nb::gil_scoped_release unlocked;
+              device = make_device(name, threads);
+            }
+            const std::string& warning = device->info().warning;
+            if (!warning.empty() && PyErr_WarnEx(PyExc_RuntimeWarning, warning.c_str(), 1) < 0)
+              throw nb::python_error();
+            new (self) PyDevice{std::move(device)};
           },
           "name"_a, "threads"_a)
       .def_prop_ro("name", [](const PyDevice& d) { return d.device->info().name; })

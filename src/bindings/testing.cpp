@@ -13,6 +13,14 @@
 #include "base/error.h"
 #include "device/cpu/device.h"
 #include "metal/contracts.h"
+#ifdef LILY_METAL
+#include "device/metal/device.h"
+#include "device/metal/objc.h"
+#include "device/metal/source.h"
+#endif
+#ifdef LILY_SOFTMETAL
+#include "fake.h"
+#endif
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -31,9 +39,14 @@ struct View final : Buffer {
   }
 };
 
-cpu::CpuDevice& device(uint32_t threads, const std::string& isa) {
-  static std::map<std::pair<uint32_t, std::string>, std::unique_ptr<cpu::CpuDevice>> devices;
-  auto& made = devices[{threads, isa}];
+// `isa` is one of the CPU device's, or begins with "metal": one device for each such name.
+Device& device(uint32_t threads, const std::string& isa) {
+  static std::map<std::pair<uint32_t, std::string>, std::unique_ptr<Device>> devices;
+  const bool metal = isa.starts_with("metal");
+  auto& made = devices[{metal ? 1 : threads, isa}];
+#ifdef LILY_METAL
+  if (!made && metal) made = std::make_unique<metal::MetalDevice>();
+#endif
   if (!made) made = std::make_unique<cpu::CpuDevice>(threads, isa);
   return *made;
 }
@@ -64,13 +77,15 @@ std::vector<std::byte> constants_of(const Contract& c, nb::dict values) {
 struct Packed {
   PackSpec spec;
   std::shared_ptr<Buffer> buffer;
+  std::string isa;
 };
 
 // Segments are (bits, rows, cols, weight, scales, biases), arrays of bytes [experts, rows, …].
 // `step` rows are packed at a time.
 Packed pack(const std::vector<nb::tuple>& segments, uint32_t step, const std::string& isa) {
-  cpu::CpuDevice& dev = device(1, isa);
+  Device& dev = device(1, isa);
   Packed p;
+  p.isa = isa;
   for (const nb::tuple& s : segments) {
     p.spec.segments.push_back({nb::cast<uint32_t>(s[0]), nb::cast<uint32_t>(s[1]),
                                nb::cast<uint32_t>(s[2]), 64});
@@ -99,18 +114,21 @@ auto unpack(const Packed& p, uint32_t expert, uint32_t segment) {
   const Segment& s = p.spec.segments.at(segment);
   float* out = new float[size_t{s.rows} * s.cols];
   nb::capsule owner(out, [](void* memory) noexcept { delete[] static_cast<float*>(memory); });
-  device(1, "portable").unpack(p.spec, p.buffer->data, expert, segment, out);
+  device(1, p.isa).unpack(p.spec, p.buffer->data, expert, segment, out);
   return nb::ndarray<nb::numpy, float>(out, {s.rows, s.cols}, owner);
 }
 
-// Binds an array or a Packed to a slot, in place.
-Slot slot_of(const SlotInfo& info, nb::handle value, Precision precision,
-             std::vector<std::unique_ptr<View>>& views) {
-  if (value.is_none()) return {};
-  if (info.type == SlotType::packed) {
-    Buffer* buffer = nb::cast<Packed&>(value).buffer.get();
-    return {buffer, 0, buffer->bytes};
-  }
+// A slot's array, and where the kernel finds it: in place on the CPU, else in a copy.
+struct Bound {
+  View array;
+  std::shared_ptr<Buffer> copy;
+  Slot slot;
+};
+
+constexpr size_t margin = 256;  // bytes around a copy that must stay as they are
+constexpr std::byte poison{0xa5};
+
+Bound bind_array(const SlotInfo& info, nb::handle value, Precision precision, Device& dev) {
   auto array = nb::cast<nb::ndarray<nb::c_contig, nb::device::cpu>>(value, false);
   const bool wide = precision == Precision::float32;
   const nb::dlpack::dtype expected = info.type == SlotType::u32 ? nb::dtype<uint32_t>()
@@ -118,8 +136,22 @@ Slot slot_of(const SlotInfo& info, nb::handle value, Precision precision,
                                                                           : nb::dtype<uint16_t>();
   if (array.dtype() != expected)
     throw nb::type_error(("slot " + std::string(info.name) + ": wrong dtype").c_str());
-  views.push_back(std::make_unique<View>(array.data(), array.nbytes()));
-  return {views.back().get(), 0, array.nbytes()};
+  Bound b{{array.data(), array.nbytes()}, nullptr, {}};
+  if (dev.info().name == "cpu") return b;
+  b.copy = dev.allocate(b.array.bytes + 2 * margin, "a test's array");
+  std::fill_n(b.copy->data, b.copy->bytes, poison);
+  std::copy_n(b.array.data, b.array.bytes, b.copy->data + margin);
+  b.slot = {b.copy.get(), margin, b.array.bytes};
+  return b;
+}
+
+void take_back(const SlotInfo& info, const Bound& b) {
+  if (!b.copy) return;
+  for (size_t i = 0; i < margin; ++i)
+    if (b.copy->data[i] != poison || b.copy->data[margin + b.array.bytes + i] != poison)
+      throw DeviceError("slot " + std::string(info.name) + ": written outside");
+  if (info.access != Access::read)
+    std::copy_n(b.copy->data + margin, b.array.bytes, b.array.data);
 }
 
 // Returns the packed bytes that the kernel says it read.
@@ -129,19 +161,37 @@ uint64_t run(const std::string& op, nb::dict constants, nb::bytes params, nb::li
   if (slots.size() != c.n_slots)
     throw nb::value_error((op + ": wrong number of slots").c_str());
   const Precision build = precision == "fast" ? Precision::fast : Precision::float32;
-  cpu::CpuDevice& dev = device(threads, isa);
-  const Kernel* kernel = dev.kernel(c, constants_of(c, constants), build);
-  std::vector<std::unique_ptr<View>> views;
-  std::vector<Slot> bound;
-  for (uint32_t i = 0; i < c.n_slots; ++i)
-    bound.push_back(slot_of(c.slots[i], nb::handle(slots[i]), build, views));
+  Device& dev = device(threads, isa);
+  std::vector<Bound> bound;
+  std::vector<Slot> given;
+  std::vector<const PackSpec*> forms;
+  bound.reserve(c.n_slots);
+  for (uint32_t i = 0; i < c.n_slots; ++i) {
+    nb::handle value = slots[i];
+    const bool packed = c.slots[i].type == SlotType::packed;
+    bound.push_back({{nullptr, 0}, nullptr, {}});
+    if (packed) forms.push_back(value.is_none() ? nullptr : &nb::cast<Packed&>(value).spec);
+    if (value.is_none()) {
+      given.push_back({});
+    } else if (packed) {
+      Buffer* buffer = nb::cast<Packed&>(value).buffer.get();
+      given.push_back({buffer, 0, buffer->bytes});
+    } else {
+      Bound& b = bound.back() = bind_array(c.slots[i], value, build, dev);
+      given.push_back(b.copy ? b.slot : Slot{&b.array, 0, b.array.bytes});
+    }
+  }
+  const Kernel* kernel = dev.kernel(c, constants_of(c, constants), build, forms);
   const std::byte* first = reinterpret_cast<const std::byte*>(params.data());
-  std::unique_ptr<CommandBuffer> commands = dev.command_buffer();
-  commands->dispatch({kernel, bound, {first, params.size()}});
   const uint64_t before = dev.weight_bytes_read();
-  nb::gil_scoped_release released;
-  commands->commit();
-  commands->wait();
+  {
+    nb::gil_scoped_release released;
+    std::unique_ptr<CommandBuffer> commands = dev.command_buffer();
+    commands->dispatch({kernel, given, {first, params.size()}, {}});
+    commands->commit();
+    commands->wait();
+  }
+  for (uint32_t i = 0; i < c.n_slots; ++i) take_back(c.slots[i], bound[i]);
   return dev.weight_bytes_read() - before;
 }
 
@@ -167,6 +217,56 @@ nb::dict contracts() {
   return all;
 }
 
+#ifdef LILY_METAL
+void bind_metal(nb::module_& m) {
+  m.def("has_metal_kernel", [](const std::string& op) {
+    return metal::has_kernel(op) && metal::find_launch(op) != nullptr;
+  });
+  // Class, selector and types of each message that the Metal device sends, one a line.
+  m.def("objc_methods", [] {
+    std::string text;
+    for (const metal::objc::Method& method : metal::all_methods())
+      text.append(method.of_class ? "+" : "-")
+          .append(method.owner)
+          .append(" ")
+          .append(method.selector)
+          .append(" ")
+          .append(method.types)
+          .append("\n");
+    return text;
+  });
+  m.def("metal_or_cpu", [] {
+    const DeviceInfo info = metal_or_cpu(1)->info();
+    return nb::make_tuple(info.name, info.warning);
+  });
+}
+#endif
+
+#ifdef LILY_SOFTMETAL
+// The controls of the software Metal; see tests/softmetal/fake/fake.h.
+void bind_softmetal(nb::module_& m) {
+  m.def(
+      "fake_set",
+      [](const std::string& name, std::optional<std::string> value) {
+        if (!fake_metal_set(name.c_str(), value ? value->c_str() : nullptr))
+          throw nb::value_error((name + ": no such setting or value").c_str());
+      },
+      "name"_a, "value"_a.none());
+  m.def("fake_reports", [] {
+    std::vector<std::string> all;
+    for (uint32_t i = 0; i < fake_metal_report_count(); ++i) all.push_back(fake_metal_report(i));
+    fake_metal_clear();
+    return all;
+  });
+  m.def("fake_number", [](const std::string& name) { return fake_metal_number(name.c_str()); });
+  m.def("fake_counts", [](uint32_t index) {
+    uint64_t read, written;
+    fake_metal_counts(index, &read, &written);
+    return nb::make_tuple(read, written);
+  });
+}
+#endif
+
 }  // namespace
 
 }  // namespace lily
@@ -183,6 +283,12 @@ NB_MODULE(_testing, m) {
   m.def("run", &run, "op"_a, "constants"_a, "params"_a, "slots"_a, "precision"_a = "fast",
         "threads"_a = 1, "isa"_a = "");
   m.def("contracts", &contracts);
+#ifdef LILY_METAL
+  bind_metal(m);
+#endif
+#ifdef LILY_SOFTMETAL
+  bind_softmetal(m);
+#endif
   m.def(
       "description",
       [](uint32_t threads, const std::string& isa) {

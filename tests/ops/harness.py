@@ -6,18 +6,24 @@ fills outputs with poison, checks that nothing around them was touched, and deco
 
 from __future__ import annotations
 
+import os
 import re
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from lily import _testing
+from softmetal import toolchain
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
@@ -57,6 +63,46 @@ def isas() -> list[str]:
     return found
 
 
+# The Metal device over the software Metal. Where a test takes an instruction set, it takes "metal"
+# (with the detector) or "metal plain" (without, and faster) as well. Each set of constants and
+# weight forms is a library of its own, compiled in a second or two and kept: use few.
+
+
+SOFTMETAL = hasattr(_testing, "fake_set")
+if SOFTMETAL:
+    os.environ.setdefault("LILY_SOFTMETAL_PYTHON", sys.executable)
+
+
+def is_metal(isa: str) -> bool:
+    return isa.startswith("metal")
+
+
+def metal_missing(op: str | None = None) -> str | None:
+    """Why an op cannot run on the Metal device here, or None."""
+    if not hasattr(_testing, "has_metal_kernel"):
+        return "the Metal device is not in this build"
+    if SOFTMETAL and (reason := toolchain.why_missing()):
+        return f"the software Metal {reason}"
+    if op and not _testing.has_metal_kernel(op):
+        return f"there is no metal/{op}.metal yet, or no grid for it"
+    return None
+
+
+@contextmanager
+def metal_order(order: str, seed: int = 1) -> Iterator[None]:
+    """The order in which the software Metal runs lanes: one of softmetal.library.ORDERS."""
+    if not SOFTMETAL:
+        yield
+        return
+    _testing.fake_set("order", order)
+    _testing.fake_set("seed", str(seed))
+    try:
+        yield
+    finally:
+        _testing.fake_set("order", None)
+        _testing.fake_set("seed", None)
+
+
 # bfloat16 as its bits in uint16.
 
 
@@ -89,11 +135,26 @@ def normals(rng: np.random.Generator, *shape: int) -> Floats:
 
 @dataclass
 class Weight:
-    """A packed weight and the float32 matrices, one for each segment, that it stands for."""
+    """A weight and the float32 matrices, one for each segment, that it stands for."""
 
-    packed: Any
+    raw: list[tuple[Any, ...]]
+    """What `_testing.pack` takes."""
+    step: int
     matrices: list[Floats]
     """Each [rows, cols], or [experts, rows, cols]."""
+    forms: dict[str, Any] = field(default_factory=dict)
+
+    def on(self, isa: str) -> Any:
+        """Packed by the device that runs `isa`."""
+        isa = "metal" if is_metal(isa) else ""
+        if isa not in self.forms:
+            self.forms[isa] = _testing.pack(self.raw, step=self.step, isa=isa)
+        return self.forms[isa]
+
+    @property
+    def packed(self) -> Any:
+        """Packed by the CPU device."""
+        return self.on("")
 
     @property
     def matrix(self) -> Floats:
@@ -135,7 +196,7 @@ def random_segment(
 
 
 def pack(segments: Sequence[RawSegment], step: int = 1 << 30, misalign: int = 0) -> Weight:
-    """Packs through the device, `step` rows at a time, from arrays `misalign` bytes off."""
+    """Packs on the CPU device, `step` rows at a time, from arrays `misalign` bytes off."""
 
     def as_bytes(a: Array | None) -> Array | None:
         if a is None:
@@ -145,21 +206,20 @@ def pack(segments: Sequence[RawSegment], step: int = 1 << 30, misalign: int = 0)
         moved[...] = flat
         return moved
 
-    packed = _testing.pack(
-        [
-            (
-                s.bits,
-                *s.values.shape[1:],
-                as_bytes(s.weight),
-                as_bytes(s.scales),
-                as_bytes(s.biases),
-            )
-            for s in segments
-        ],
-        step=step,
-    )
+    raw = [
+        (
+            s.bits,
+            *s.values.shape[1:],
+            as_bytes(s.weight),
+            as_bytes(s.scales),
+            as_bytes(s.biases),
+        )
+        for s in segments
+    ]
     single = segments[0].values.shape[0] == 1
-    return Weight(packed, [s.values[0] if single else s.values for s in segments])
+    weight = Weight(raw, step, [s.values[0] if single else s.values for s in segments])
+    weight.on("")
+    return weight
 
 
 def random_weight(
@@ -195,8 +255,11 @@ class Result:
     """Outputs by slot name, activations decoded to float32."""
 
     outputs: dict[str, Array]
-    weight_bytes: int
+    weight_bytes: Any
+    """Packed bytes read, in the CPU device's form. Equal to anything on the Metal device."""
     precision: str
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Different bytes of each slot that were read and written, counted by the detector."""
 
     def __getitem__(self, slot: str) -> Array:
         return self.outputs[slot]
@@ -246,9 +309,17 @@ def run(
     """One dispatch.
 
     Args:
+        isa: an instruction set of the CPU device, "metal" or "metal plain". The test is skipped
+            where there is no such kernel.
         slots: by name: an array for READ and UPDATE (activations as floats), a `Weight` for packed
             ones, a shape for WRITE. A slot left out is not bound.
     """
+    if is_metal(isa):
+        if reason := metal_missing(op):
+            pytest.skip(reason)
+        if SOFTMETAL:
+            _testing.fake_set("mode", "plain" if "plain" in isa else "detect")
+            _testing.fake_reports()
     contract = CONTRACTS[op]
     unknown = set(slots) - {name for name, *_ in contract["slots"]}
     assert not unknown, unknown
@@ -257,7 +328,7 @@ def run(
     for name, kind, access, _ in contract["slots"]:
         value = slots.get(name)
         if value is None or kind == "packed":
-            bound.append(None if value is None else value.packed)
+            bound.append(None if value is None else value.on(isa))
             continue
         dtype = storage(kind, precision)
         fresh = access == "write"
@@ -275,7 +346,15 @@ def run(
     )
     for name, output in outputs.items():
         output.check(name)
-    return Result({n: decode(o.array) for n, o in outputs.items()}, read, precision)
+    result = Result({n: decode(o.array) for n, o in outputs.items()}, read, precision)
+    if is_metal(isa):
+        result.weight_bytes = ANY
+    if is_metal(isa) and SOFTMETAL:
+        reports = _testing.fake_reports()
+        assert not reports, "\n".join(reports)
+        for i, (name, *_) in enumerate(contract["slots"]):
+            result.counts[name] = _testing.fake_counts(i + 1)
+    return result
 
 
 def storage(kind: str, precision: str) -> np.dtype[Any]:

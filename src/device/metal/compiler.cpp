@@ -1,0 +1,95 @@
+#include "device/metal/compiler.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace lily::metal {
+
+namespace {
+
+constexpr size_t most_threads = 4;
+constexpr NSUInteger lanes = 32;  // of a simdgroup; the kernels count on it
+
+// Kernels are base Metal 3.1 and mean what they say: no fast math unless they spell it out.
+Ref<MTLCompileOptions> compile_options() {
+  auto options = Ref<MTLCompileOptions>::taking(MTLCompileOptions::make());
+  options->setLanguageVersion(MTLLanguageVersion3_1);
+  if (options->responds(MTLCompileOptions::setMathMode_selector)) {
+    options->setMathMode(MTLMathModeSafe);
+    options->setMathFloatingPointFunctions(MTLMathFloatingPointFunctionsPrecise);
+  } else {
+    options->setFastMathEnabled(false);
+  }
+  return options;
+}
+
+}  // namespace
+
+void MetalKernel::ready() const {
+  std::unique_lock lock(mutex_);
+  finished_.wait(lock, [this] { return done_; });
+  if (!error_.empty()) throw DeviceError(error_);
+}
+
+Compiler::~Compiler() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  for (std::thread& t : threads_) t.join();
+}
+
+void Compiler::compile(std::shared_ptr<MetalKernel> kernel) {
+  std::lock_guard lock(mutex_);
+  queue_.push_back(std::move(kernel));
+  const size_t wanted = std::clamp<size_t>(std::thread::hardware_concurrency(), 1, most_threads);
+  if (threads_.size() < std::min(wanted, queue_.size())) threads_.emplace_back([this] { loop(); });
+  changed_.notify_one();
+}
+
+void Compiler::loop() {
+  for (;;) {
+    std::shared_ptr<MetalKernel> kernel;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });
+      if (stop_) return;
+      kernel = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    std::string error;
+    try {
+      build(*kernel);
+    } catch (const std::exception& e) {
+      error = e.what();
+    }
+    std::lock_guard lock(kernel->mutex_);
+    kernel->error_ = std::move(error);
+    kernel->done_ = true;
+    kernel->finished_.notify_all();
+  }
+}
+
+void Compiler::build(MetalKernel& kernel) const {
+  const std::string name(kernel.contract.name);
+  auto refuse = [&](const std::string& why) { throw DeviceError("metal: kernel " + name + ": " + why); };
+  Pool pool;
+  NSError* error = nullptr;
+  const auto library = Ref<MTLLibrary>::taking(
+      device_->newLibraryWithSource(string(kernel.source), compile_options().get(), &error));
+  if (!library) refuse("does not compile: " + text(error));
+  const auto function = Ref<MTLFunction>::taking(library->newFunctionWithName(string(name)));
+  if (!function) refuse("not in its source");
+  auto pipeline = Ref<MTLComputePipelineState>::taking(
+      device_->newComputePipelineStateWithFunction(function.get(), &error));
+  if (!pipeline) refuse("no pipeline: " + text(error));
+  if (const NSUInteger width = pipeline->threadExecutionWidth(); width != lanes)
+    refuse("simdgroups of " + std::to_string(width) + ", expected " + std::to_string(lanes));
+  kernel.max_threads = static_cast<uint32_t>(pipeline->maxTotalThreadsPerThreadgroup());
+  kernel.pipeline = std::move(pipeline);
+  kernel.source.clear();
+}
+
+}  // namespace lily::metal

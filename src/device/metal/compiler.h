@@ -1,0 +1,66 @@
+// Kernels, compiled in the background by a few threads.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "device/device.h"
+#include "device/metal/launch.h"
+#include "device/metal/objc.h"
+
+namespace lily::metal {
+
+struct MetalKernel final : Kernel {
+  MetalKernel(const Contract& contract, const LaunchEntry& grid, std::span<const std::byte> constants,
+              std::string source)
+      : contract(contract),
+        grid(grid),
+        constants(constants.begin(), constants.end()),
+        source(std::move(source)) {}
+
+  void ready() const override;
+  Launch launch(std::span<const std::byte> params) const {
+    return grid.launch(constants.data(), params.data());
+  }
+
+  const Contract& contract;
+  const LaunchEntry& grid;
+  std::vector<std::byte> constants;
+
+  // Written by the compiler, read after ready().
+  std::string source;
+  Ref<MTLComputePipelineState> pipeline;
+  uint32_t max_threads = 0;
+
+ private:
+  friend class Compiler;
+  mutable std::mutex mutex_;
+  mutable std::condition_variable finished_;
+  bool done_ = false;
+  std::string error_;
+};
+
+class Compiler {
+ public:
+  explicit Compiler(MTLDevice* device) : device_(device) {}
+  ~Compiler();  // what has not begun is given up
+
+  void compile(std::shared_ptr<MetalKernel>);
+
+ private:
+  void loop();
+  void build(MetalKernel&) const;  // throws DeviceError
+
+  MTLDevice* device_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<MetalKernel>> queue_;
+  bool stop_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace lily::metal

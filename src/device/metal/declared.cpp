@@ -1,0 +1,7 @@
+#include "device/metal/declared.h"
+
+namespace lily::metal {
+
+const DeclareSlot declare_slot = nullptr;
+
+}  // namespace lily::metal

@@ -1,0 +1,16 @@
+// What tests are told of a dispatch: each slot, its access and its bytes. Metal itself learns only
+// where a slot begins. Null but in test builds, where the software Metal's definition is linked
+// instead of declared.cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "metal/contract.h"
+
+namespace lily::metal {
+
+using DeclareSlot = void (*)(uint32_t index, Access, size_t bytes);
+extern const DeclareSlot declare_slot;  // called after the slot's setBuffer
+
+}  // namespace lily::metal

@@ -1,0 +1,180 @@
+"""Whole models on the Metal device over the software Metal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness import CONTRACTS, SOFTMETAL, metal_missing
+
+import lily
+from lily import _testing
+
+MISSING = next((reason for op in CONTRACTS if (reason := metal_missing(op))), None)
+pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+
+GREEDY = lily.Sampling(temperature=0)
+
+
+@pytest.fixture(autouse=True)
+def no_reports() -> Iterator[None]:
+    """What the software Metal complains of fails the test, wherever it came up."""
+    yield
+    if SOFTMETAL:
+        for setting in ("mode", "fail_library"):
+            _testing.fake_set(setting, None)
+        reports = _testing.fake_reports()
+        assert not reports, "\n".join(reports)
+
+
+def load(folder: Path, device: str, mode: str = "plain", precision: str = "float32") -> lily.Model:
+    if device == "metal" and SOFTMETAL:
+        _testing.fake_set("mode", mode)
+    return lily.Model.load(folder, device=device, precision=precision, chunk=32)
+
+
+@pytest.fixture(scope="module")
+def models(checkpoint: Callable[..., Path]) -> Iterator[tuple[lily.Model, lily.Model]]:
+    """The tiny checkpoint in float32 on the CPU device and on the Metal device."""
+    folder = checkpoint("tiny")
+    with load(folder, "cpu") as cpu, load(folder, "metal") as metal:
+        yield cpu, metal
+
+
+def prompt(n: int) -> list[int]:
+    return [(i * 37 + 11) % 280 for i in range(n)]
+
+
+def drawn(model: lily.Model, n: int, count: int, sampling: lily.Sampling) -> list[int]:
+    """`count` tokens after a prompt of `n`."""
+    session = model.session(context=n + count + 8)
+    session.prefill(prompt(n))
+    for _ in session.stream(count, sampling):
+        pass
+    return list(session.tokens)[n:]
+
+
+@pytest.mark.parametrize("n", [1, 5, 127, 128, 129])
+def test_greedy_tokens_are_those_of_the_cpu(models: tuple[lily.Model, lily.Model], n: int) -> None:
+    cpu, metal = models
+    assert drawn(metal, n, 24, GREEDY) == drawn(cpu, n, 24, GREEDY)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        lily.Sampling(temperature=0.8, seed=5),
+        lily.Sampling(temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.1, seed=5),
+        lily.Sampling(temperature=1.0, min_p=0.05, presence_penalty=0.5, seed=6),
+    ],
+)
+def test_drawn_tokens_are_those_of_the_cpu(
+    models: tuple[lily.Model, lily.Model], sampling: lily.Sampling
+) -> None:
+    cpu, metal = models
+    assert drawn(metal, 5, 16, sampling) == drawn(cpu, 5, 16, sampling)
+
+
+def test_logits_of_prefill_decode_and_score(models: tuple[lily.Model, lily.Model]) -> None:
+    cpu, metal = (m.session(context=200) for m in models)
+    for session in (cpu, metal):
+        session.prefill(prompt(40))
+    tokens = [3, 4, 5]
+    a, b = np.asarray(cpu.score(tokens)), np.asarray(metal.score(tokens))
+    assert np.abs(a - b).max() < 1e-4
+    a, b = np.asarray(cpu.decode(7)), np.asarray(metal.decode(7))
+    assert np.abs(a - b).max() < 1e-4
+
+
+def test_a_prompt_in_pieces_gives_the_same_bits(models: tuple[lily.Model, lily.Model]) -> None:
+    _, metal = models
+    tokens = prompt(45)
+    whole = metal.session(context=100)
+    expected = np.asarray(whole.prefill(tokens)).copy()
+    for cut in (1, 31, 33):
+        session = metal.session(context=100)
+        session.prefill(tokens[:cut])
+        assert np.array_equal(np.asarray(session.prefill(tokens[cut:])), expected)
+
+
+def test_snapshots_and_streams_that_are_cut(models: tuple[lily.Model, lily.Model]) -> None:
+    _, metal = models
+    expected = drawn(metal, 20, 12, GREEDY)
+    session = metal.session(context=100)
+    session.prefill(prompt(20))
+    at = session.snapshot()
+    for cut in (1, 4, 7):
+        session.restore(at)
+        stream = session.stream(12, GREEDY)
+        for _ in range(cut):
+            next(stream)
+        stream.close()
+        for _ in session.stream(12 - cut, GREEDY):
+            pass
+        assert list(session.tokens)[20:] == expected
+
+
+@pytest.mark.parametrize("precision", ["float32", "fast"])
+def test_the_detector_finds_nothing(checkpoint: Callable[..., Path], precision: str) -> None:
+    with load(checkpoint("tiny"), "metal", "detect", precision) as model:
+        session = model.session(context=64)
+        session.prefill(prompt(5))
+        session.decode(3)
+        for _ in session.stream(3, lily.Sampling(temperature=0.7, seed=1)):
+            pass
+
+
+def in_a_process(code: str, *arguments: str) -> str:
+    path = os.pathsep.join(p for p in sys.path if p)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif(not SOFTMETAL, reason="only the software Metal can be an older system")
+def test_an_older_system_gives_the_same_tokens(checkpoint: Callable[..., Path]) -> None:
+    code = """
+import sys
+import lily
+from lily import _testing
+
+_testing.fake_set("system", "14")
+tokens = []
+for device in ("cpu", "metal"):
+    with lily.Model.load(sys.argv[1], device=device, precision="float32", chunk=32) as model:
+        session = model.session(context=64)
+        session.prefill([11, 48, 85])
+        for _ in session.stream(4, lily.Sampling(temperature=0)):
+            pass
+        tokens.append(list(session.tokens))
+assert "macOS Version 14" in model.info.device
+assert tokens[0] == tokens[1]
+print(_testing.fake_reports())
+"""
+    assert in_a_process(code, str(checkpoint("tiny"))) == "[]"
+
+
+@pytest.mark.skipif(not SOFTMETAL, reason="only the software Metal fails when told to")
+def test_a_gpu_that_does_not_work_is_named() -> None:
+    _testing.fake_set("fail_library", "1")
+    name, warning = _testing.metal_or_cpu()
+    assert name == "cpu"
+    assert "metal: kernel embed: does not compile: made to fail" in warning
+    assert _testing.metal_or_cpu() == ("metal", "")
+
+
+@pytest.mark.skipif(not SOFTMETAL, reason="asks the software Metal")
+def test_an_import_touches_no_metal() -> None:
+    code = "import lily; from lily import _testing; print(_testing.fake_number('devices'))"
+    assert in_a_process(code) == "0"
