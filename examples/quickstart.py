@@ -19,8 +19,9 @@ CHECKPOINT = Path("examples", "demo_model", "checkpoint")
 PROMPT = "It was late in the evening when"
 
 
-def run(*command: str | Path) -> None:
+def run(*command: str | Path, before: str = "") -> None:
     print("$", *command, file=sys.stderr, flush=True)
+    print(before, end="", flush=True)
     done = subprocess.run([str(part) for part in command], cwd=ROOT)
     if done.returncode:
         sys.exit(done.returncode)
@@ -31,8 +32,8 @@ def main() -> None:
         venv.create(ROOT / ".venv", with_pip=True)
     run(BIN / "python", "-m", "pip", "install", "--quiet", ".")
     prompt = sys.argv[1] if len(sys.argv) > 1 else PROMPT
-    print(prompt, end="", flush=True)
-    run(BIN / "lily", "generate", CHECKPOINT, prompt, "--max-tokens", "200", "--seed", "2")
+    command = (BIN / "lily", "generate", CHECKPOINT, prompt, "--max-tokens", "200", "--seed", "2")
+    run(*command, before=prompt)
 
 
 if __name__ == "__main__":
