@@ -312,12 +312,15 @@ def peer(python: str) -> Candidate:
 
 def test_a_peer_hands_its_logits_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "SCORED_VALUES", 2 * V)  # two rows at a time
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(fidelity.tempfile, "tempdir", str(temporary))
     python = fake_python(tmp_path, FAKE_PEER.format(table=TABLE, misdeed=""))
     report = run(candidate(FAST), candidate(FLOAT32), peer(python))
     assert report.reference == "mlx-lm"
     assert report.measured[0].about.version == "9"
     assert rows(report)["lily fast"].kl == 0
-    assert not list(Path(fidelity.tempfile.gettempdir()).glob("lily-*/logits"))
+    assert not list(temporary.iterdir())
 
 
 @pytest.mark.parametrize(
