@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from lily import _core
@@ -30,6 +31,32 @@ _PLAIN = (
     "rope_theta",
     "tie_word_embeddings",
 )
+
+
+ABLATIONS: dict[str, str] = dict(_core.techniques())
+"""What plans do to be fast, by name, and what they do instead where it is left out."""
+
+
+def core_options(
+    precision: Precision,
+    *,
+    chunk: int | None = None,
+    memory_limit: int | None = None,
+    io_threads: int = 1,
+    ablate: Sequence[str] = (),
+) -> _core.Options:
+    """How the core runs a model; None takes the device's choice.
+
+    Raises:
+        ValueError: a name in `ablate` is unknown.
+    """
+    return _core.Options(
+        precision,
+        chunk=chunk or 0,
+        memory_bytes=memory_limit or 0,
+        io_threads=io_threads,
+        ablate=list(ablate),
+    )
 
 
 def core_config(config: Config, n_tokens: int) -> _core.Config:

@@ -6,6 +6,7 @@
 
 #include "graph/recorder.h"
 #include "ops/config.h"
+#include "ops/techniques.h"
 
 namespace lily {
 
@@ -27,6 +28,7 @@ struct PlanOptions {
   bool single_block = false;  // attention over so few keys that one block does
   bool penalties = false;     // keep and apply penalty counts
   uint32_t max_rows = 1;      // most tokens of one replay
+  Ablation ablation = {};
   bool operator==(const PlanOptions&) const = default;
 };
 
@@ -82,6 +84,7 @@ class Ops {
 
  private:
   bool prefill() const { return is_prefill(options_.kind); }
+  bool without(Technique t) const { return options_.ablation.without(t); }
   uint32_t rows() const { return options_.max_rows; }
   Tensor f32(Shape s) { return rec_.temporary(SlotType::f32, s); }
   Tensor u32(Shape s) { return rec_.temporary(SlotType::u32, s); }
