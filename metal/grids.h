@@ -16,6 +16,7 @@
 #define EXPERTS_UP_SIMDGROUPS 2
 #define EXPERTS_DOWN_ADD_ROWS 2
 #define EXPERTS_DOWN_ADD_SIMDGROUPS 2
+#define GATED_PRODUCT_THREADS 256
 #define HEAD_ROWS 8  // at a time
 #define HEAD_SIMDGROUPS 8
 // Rows of the vocabulary for each threadgroup of `head`.

@@ -90,6 +90,7 @@ class Ops {
   Tensor u32(Shape s) { return rec_.temporary(SlotType::u32, s); }
   Tensor act(Shape s) { return rec_.temporary(SlotType::act, s); }
   Tensor normed(const Tensor& x, const Tensor& gamma);
+  void choose(const Routed&);  // ids and shares
   Tensor ring(uint32_t n);
   Tensor state(Role role, uint32_t n);
   Tensor cache(Role role, uint32_t n);

@@ -7,8 +7,11 @@
 #include "metal/attend_project.h"
 #include "metal/delta_project.h"
 #include "metal/delta_step.h"
+#include "metal/experts_down.h"
 #include "metal/experts_down_add.h"
+#include "metal/experts_project.h"
 #include "metal/experts_up.h"
+#include "metal/gated_product.h"
 #include "metal/grids.h"
 #include "metal/head.h"
 #include "metal/project_add.h"
@@ -76,6 +79,26 @@ Launch experts_down_add(const ExpertsDownAdd::Constants& c, const ExpertsDownAdd
   return shared_out(c.D, EXPERTS_DOWN_ADD_ROWS, EXPERTS_DOWN_ADD_SIMDGROUPS);
 }
 
+// Outputs, which take two rows each if they are gated, × choices.
+Launch experts_project(const ExpertsProject::Constants& c, const ExpertsProject::Params&) {
+  Launch launch = shared_out(c.F, c.GATED ? EXPERTS_UP_ROWS / 2 : EXPERTS_UP_ROWS,
+                             EXPERTS_UP_SIMDGROUPS);
+  launch.groups[1] = c.TOP;
+  return launch;
+}
+
+// An element for each thread.
+Launch gated_product(const GatedProduct::Constants& c, const GatedProduct::Params&) {
+  return {{ceil_div(c.N, GATED_PRODUCT_THREADS), 1, 1}, GATED_PRODUCT_THREADS};
+}
+
+// Rows × choices and the shared expert.
+Launch experts_down(const ExpertsDown::Constants& c, const ExpertsDown::Params&) {
+  Launch launch = shared_out(c.D, EXPERTS_DOWN_ADD_ROWS, EXPERTS_DOWN_ADD_SIMDGROUPS);
+  launch.groups[1] = c.TOP + 1;
+  return launch;
+}
+
 // A threadgroup for each span of the vocabulary.
 Launch head(const Head::Constants& c, const Head::Params&) {
   return {{ceil_div(c.V, HEAD_SPAN(c.V, c.MAXIMA)), 1, 1}, lanes * HEAD_SIMDGROUPS};
@@ -99,6 +122,9 @@ constexpr LaunchEntry launches[] = {
     {"route_shared", &typed<RouteShared, route_shared>},
     {"experts_up", &typed<ExpertsUp, experts_up>},
     {"experts_down_add", &typed<ExpertsDownAdd, experts_down_add>},
+    {"experts_project", &typed<ExpertsProject, experts_project>},
+    {"gated_product", &typed<GatedProduct, gated_product>},
+    {"experts_down", &typed<ExpertsDown, experts_down>},
     {"head", &typed<Head, head>},
     {"sample_greedy", &typed<SampleGreedy, sample_greedy>},
     {"sample", &typed<Sample, sample>},
