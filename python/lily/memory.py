@@ -88,7 +88,7 @@ def plan(
         precision: "fast" or "float32".
         chunk: tokens of a prefill pass; None takes the device's choice.
         memory_limit: bytes that may be used; None takes what the device offers.
-        ablate: names of `ABLATIONS`.
+        ablate: names of `techniques()`.
         revision: branch, tag or commit of a hub checkpoint.
         offline: open no connection.
         progress: called with ("download", bytes done, bytes in all).
