@@ -15,7 +15,7 @@ LILY_PACKED(ExpertsDown, shared_weight)
 template <class Form>
 METAL_FUNC void rows_of(device const uchar* weight, device const ACT* u, device ACT* to, uint first,
                         uint lane) {
-  constexpr uint R = EXPERTS_DOWN_ADD_ROWS;
+  constexpr uint R = LILY_ROWS(ExpertsDown_ROWS, EXPERTS_DOWN_ADD_ROWS);
   RowProduct<Form, PlainInput, R> product;
   product.weight = weight;
   product.lane = lane;
@@ -32,8 +32,8 @@ kernel void experts_down(LILY_ARGUMENTS(ExpertsDown),
                          uint simdgroup [[simdgroup_index_in_threadgroup]],
                          uint lane [[thread_index_in_simdgroup]]) {
   const uint choice = group.y;
-  const uint first =
-      (group.x * EXPERTS_DOWN_ADD_SIMDGROUPS + simdgroup) * EXPERTS_DOWN_ADD_ROWS;
+  const uint first = (group.x * EXPERTS_DOWN_ADD_SIMDGROUPS + simdgroup) *
+                     LILY_ROWS(ExpertsDown_ROWS, EXPERTS_DOWN_ADD_ROWS);
   if (choice == ExpertsDown_TOP)
     rows_of<ExpertsDown_shared_weight>(shared_weight, shared, shared_out, first, lane);
   else

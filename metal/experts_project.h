@@ -7,7 +7,8 @@ namespace lily {
 
 struct ExpertsProject_Params { uint32_t up; };
 #define ExpertsProject_CONSTANTS(C) \
-  C(uint32_t, D) C(uint32_t, TOP) C(uint32_t, F) C(uint32_t, GATED) C(float, EPS)
+  C(uint32_t, D) C(uint32_t, TOP) C(uint32_t, F) C(uint32_t, GATED) C(uint32_t, ROWS) \
+  C(float, EPS)
 #define ExpertsProject_SLOTS(READ, WRITE, UPDATE)                                        \
   READ  (1, x,      float,    "[D] residual stream")                                     \
   READ  (2, gamma,  float,    "[D] norm weight")                                         \

@@ -3,7 +3,9 @@
 #pragma once
 
 // Decode. ROWS: rows of the weight for each simdgroup; SIMDGROUPS: of a threadgroup. Fewer rows
-// where a projection is short, so that enough simdgroups run to keep memory busy.
+// where a projection is short, so that enough simdgroups run to keep memory busy. A constant ROWS
+// that is not 0 takes their place.
+#define LILY_ROWS(asked, usual) ((asked) != 0 ? (asked) : (usual))
 #define DELTA_PROJECT_ROWS 4
 #define DELTA_PROJECT_SIMDGROUPS 2
 #define ATTEND_PROJECT_ROWS 4

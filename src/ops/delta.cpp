@@ -42,6 +42,7 @@ DeltaInputs Ops::delta_project(const Tensor& x, const Tensor& norm, const Tensor
        .CHANNELS = c_.conv_channels(),
        .VALUES = c_.value_width(),
        .HEADS = heads,
+       .ROWS = product_rows(1),
        .EPS = c_.rms_norm_eps},
       [](auto& p, const Step& s) { p.position = s.position; });
   return out;
@@ -111,7 +112,11 @@ Heads Ops::delta_step(const DeltaInputs& in, const Tensor& conv, const Tensor& d
                                    .state_in = state(Role::state_in, n),
                                    .state_out = state(Role::state_out, n),
                                    .o = o},
-                                  {.KEY_HEADS = key_heads, .HEADS = heads, .DK = dk, .DV = dv},
+                                  {.KEY_HEADS = key_heads,
+                                   .HEADS = heads,
+                                   .DK = dk,
+                                   .DV = dv,
+                                   .IN_MEMORY = without(Technique::register_scan)},
                                   [](auto& p, const Step& s) { p.rows = s.rows; });
   gated_norm(o, out.u);
   return out;

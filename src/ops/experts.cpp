@@ -32,7 +32,11 @@ Routed Ops::route_shared(const Tensor& x, const Tensor& norm, const Tensor& rout
   r.shared = act({shared});
   rec_.dispatch<RouteShared>(
       {.x = x, .gamma = norm, .weight = route, .logits = r.logits, .shared = r.shared},
-      {.D = c_.hidden_size, .EXPERTS = experts, .SHARED = shared, .EPS = c_.rms_norm_eps},
+      {.D = c_.hidden_size,
+       .EXPERTS = experts,
+       .SHARED = shared,
+       .ROWS = product_rows(2),
+       .EPS = c_.rms_norm_eps},
       [](auto& p, const Step&) { p.rows = 1; });
   return r;
 }
@@ -69,7 +73,13 @@ void Ops::experts_up(Routed& r, const Tensor& x, const Tensor& norm, const Tenso
   auto project = [&](const Tensor& out, bool gated, auto fill) {
     rec_.dispatch<ExpertsProject>(
         {.x = x, .gamma = norm, .ids = r.ids, .weight = up, .out = out},
-        {.D = c_.hidden_size, .TOP = top, .F = f, .GATED = gated, .EPS = c_.rms_norm_eps}, fill,
+        {.D = c_.hidden_size,
+         .TOP = top,
+         .F = f,
+         .GATED = gated,
+         .ROWS = product_rows(gated ? 2 : 1),
+         .EPS = c_.rms_norm_eps},
+        fill,
         {{4, up.bytes / experts * top / (gated ? 1 : 2)}});
   };
   if (without(Technique::fused_gate_up)) {
@@ -92,6 +102,7 @@ void Ops::experts_up(Routed& r, const Tensor& x, const Tensor& norm, const Tenso
                             .EXPERTS = experts,
                             .TOP = top,
                             .F = f,
+                            .ROWS = product_rows(2),
                             .EPS = c_.rms_norm_eps},
                            [](auto& p, const Step&) { p.rows = 1; },
                            {{4, up.bytes / experts * top}});
@@ -132,7 +143,11 @@ void Ops::experts_down_add(const Routed& r, const Tensor& down, const Tensor& sh
                                 .shared_weight = shared_down,
                                 .out = out,
                                 .shared_out = shared_out},
-                               {.D = d, .TOP = top, .F = f, .SHARED = shared},
+                               {.D = d,
+                                .TOP = top,
+                                .F = f,
+                                .SHARED = shared,
+                                .ROWS = product_rows(1)},
                                [](auto& p, const Step&) { p.rows = 1; },
                                {{4, down.bytes / experts * top}});
     combine(out, shared_out);
@@ -145,7 +160,11 @@ void Ops::experts_down_add(const Routed& r, const Tensor& down, const Tensor& sh
                                  .weight = down,
                                  .shared_weight = shared_down,
                                  .x = x},
-                                {.D = d, .TOP = top, .F = f, .SHARED = shared},
+                                {.D = d,
+                                 .TOP = top,
+                                 .F = f,
+                                 .SHARED = shared,
+                                 .ROWS = product_rows(1)},
                                 [](auto& p, const Step&) { p.rows = 1; },
                                 {{5, down.bytes / experts * top}});
 }

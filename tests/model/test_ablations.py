@@ -8,7 +8,9 @@ import lily
 
 GREEDY = lily.Sampling(temperature=0)
 NAMES = (
+    "register_scan",
     "chunked_prompts",
+    "row_parallel",
     "token_handover",
     "concurrent_dispatch",
     "fused_gate_up",

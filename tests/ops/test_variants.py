@@ -10,6 +10,8 @@ import numpy as np
 import oracle
 import oracle_rows
 import pytest
+import test_metal_decode as decode
+import test_metal_prefill as prefill
 from harness import (
     PRECISIONS,
     SOFTMETAL,
@@ -83,7 +85,7 @@ def test_experts_project(precision: str, isa: str, bits: Any) -> None:
     for gated, is_up, out in [(1, 0, oracle.silu(gate) * up), (0, 0, gate), (0, 1, up)]:
         case = Case(
             "experts_project",
-            {"D": d, "TOP": top, "F": f, "GATED": gated, "EPS": EPS},
+            {"D": d, "TOP": top, "F": f, "GATED": gated, "ROWS": is_up, "EPS": EPS},
             {"up": is_up},
             {"x": x, "gamma": gamma, "ids": ids, "weight": w, "out": (top, f)},
             {"out": (out, True)},
@@ -114,7 +116,7 @@ def test_experts_down(precision: str, isa: str, bits: Any) -> None:
     ws = random_weight(rng, [(d, shared)], bits[1])
     case = Case(
         "experts_down",
-        {"D": d, "TOP": top, "F": f, "SHARED": shared},
+        {"D": d, "TOP": top, "F": f, "SHARED": shared, "ROWS": int(bits[0] == 8)},
         {"rows": 1},
         {
             "h": h,
@@ -151,3 +153,37 @@ def test_combine_in_order(precision: str, isa: str) -> None:
         precision,
     )
     check(case, isa)
+
+
+on_metal = pytest.mark.skipif(metal_missing() is not None, reason=str(metal_missing()))
+
+
+# The CPU device has no simdgroups.
+@on_metal
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("rows", "make"),
+    [
+        (1, lambda precision: decode.delta_project(precision, 576, 13, 9, 1, [16, 16, 8, 8])),
+        (1, lambda precision: decode.attend_project(precision, 576, (30, 3, 2), 4)),
+        (1, lambda precision: decode.project_add(precision, 2, 96, 3, True, 9, 4)),
+        (2, lambda precision: decode.route_shared(precision, 192, 30, 5, [16, 16, 4, 4])),
+        (2, lambda precision: decode.experts_up(precision, 576, 20, 5, 9, 4)),
+        (1, lambda precision: decode.experts_down_add(precision, 33, 12, 11, 576, 64, [4, 8])),
+        (1, lambda precision: decode.head(precision, 128, 70, 70, True, 1, 4)),
+    ],
+)
+def test_one_row_at_a_time(precision: str, rows: int, make: Any) -> None:
+    case = make(precision)
+    case.constants["ROWS"] = rows
+    decode.check(case, ["ahead"])
+
+
+# The CPU device keeps the state in memory always.
+@on_metal
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("rows", [1, 21])
+def test_scan_in_memory(precision: str, rows: int) -> None:
+    case = prefill.delta_scan(precision, rows, (1, 2, 96, 32))
+    case.constants["IN_MEMORY"] = 1
+    check(case, "metal")

@@ -33,7 +33,7 @@ Launch shared_out(uint32_t n, uint32_t per, uint32_t simdgroups) {
 }
 
 Launch delta_project(const DeltaProject::Constants& c, const DeltaProject::Params&) {
-  return shared_out(c.CHANNELS + c.VALUES + 2 * c.HEADS, DELTA_PROJECT_ROWS,
+  return shared_out(c.CHANNELS + c.VALUES + 2 * c.HEADS, LILY_ROWS(c.ROWS, DELTA_PROJECT_ROWS),
                     DELTA_PROJECT_SIMDGROUPS);
 }
 
@@ -43,11 +43,11 @@ Launch delta_step(const DeltaStep::Constants& c, const DeltaStep::Params&) {
 }
 
 Launch project_add(const ProjectAdd::Constants& c, const ProjectAdd::Params&) {
-  return shared_out(c.N, PROJECT_ADD_ROWS, PROJECT_ADD_SIMDGROUPS);
+  return shared_out(c.N, LILY_ROWS(c.ROWS, PROJECT_ADD_ROWS), PROJECT_ADD_SIMDGROUPS);
 }
 
 Launch attend_project(const AttendProject::Constants& c, const AttendProject::Params&) {
-  return shared_out(c.N, ATTEND_PROJECT_ROWS, ATTEND_PROJECT_SIMDGROUPS);
+  return shared_out(c.N, LILY_ROWS(c.ROWS, ATTEND_PROJECT_ROWS), ATTEND_PROJECT_SIMDGROUPS);
 }
 
 // Parts of each key/value head's query heads × blocks of keys.
@@ -64,24 +64,24 @@ Launch attend_merge(const AttendMerge::Constants& c, const AttendMerge::Params&)
 // Simdgroups for the logits, then others for the pairs of gate and up.
 Launch route_shared(const RouteShared::Constants& c, const RouteShared::Params&) {
   const uint32_t simdgroups =
-      ceil_div(c.EXPERTS + 1, ROUTE_SHARED_ROWS) + ceil_div(c.SHARED, ROUTE_SHARED_ROWS / 2);
+      ceil_div(c.EXPERTS + 1, LILY_ROWS(c.ROWS, ROUTE_SHARED_ROWS)) + ceil_div(c.SHARED, LILY_ROWS(c.ROWS, ROUTE_SHARED_ROWS) / 2);
   return shared_out(simdgroups, 1, ROUTE_SHARED_SIMDGROUPS);
 }
 
 // Pairs of gate and up × choices.
 Launch experts_up(const ExpertsUp::Constants& c, const ExpertsUp::Params&) {
-  Launch launch = shared_out(c.F, EXPERTS_UP_ROWS / 2, EXPERTS_UP_SIMDGROUPS);
+  Launch launch = shared_out(c.F, LILY_ROWS(c.ROWS, EXPERTS_UP_ROWS) / 2, EXPERTS_UP_SIMDGROUPS);
   launch.groups[1] = c.TOP;
   return launch;
 }
 
 Launch experts_down_add(const ExpertsDownAdd::Constants& c, const ExpertsDownAdd::Params&) {
-  return shared_out(c.D, EXPERTS_DOWN_ADD_ROWS, EXPERTS_DOWN_ADD_SIMDGROUPS);
+  return shared_out(c.D, LILY_ROWS(c.ROWS, EXPERTS_DOWN_ADD_ROWS), EXPERTS_DOWN_ADD_SIMDGROUPS);
 }
 
 // Outputs, which take two rows each if they are gated, × choices.
 Launch experts_project(const ExpertsProject::Constants& c, const ExpertsProject::Params&) {
-  Launch launch = shared_out(c.F, c.GATED ? EXPERTS_UP_ROWS / 2 : EXPERTS_UP_ROWS,
+  Launch launch = shared_out(c.F, c.GATED ? LILY_ROWS(c.ROWS, EXPERTS_UP_ROWS) / 2 : LILY_ROWS(c.ROWS, EXPERTS_UP_ROWS),
                              EXPERTS_UP_SIMDGROUPS);
   launch.groups[1] = c.TOP;
   return launch;
@@ -94,7 +94,7 @@ Launch gated_product(const GatedProduct::Constants& c, const GatedProduct::Param
 
 // Rows × choices and the shared expert.
 Launch experts_down(const ExpertsDown::Constants& c, const ExpertsDown::Params&) {
-  Launch launch = shared_out(c.D, EXPERTS_DOWN_ADD_ROWS, EXPERTS_DOWN_ADD_SIMDGROUPS);
+  Launch launch = shared_out(c.D, LILY_ROWS(c.ROWS, EXPERTS_DOWN_ADD_ROWS), EXPERTS_DOWN_ADD_SIMDGROUPS);
   launch.groups[1] = c.TOP + 1;
   return launch;
 }
