@@ -62,14 +62,13 @@ Tensor Recorder::binding(Role role, uint32_t layer, SlotType type, Shape shape) 
   return t;
 }
 
-void Recorder::add(Plan::Entry&& entry, std::span<const std::byte> constants,
-                   std::initializer_list<Moves> moves) {
+void Recorder::add(Plan::Entry&& entry, std::initializer_list<Moves> moves) {
   const Contract& contract = *entry.contract;
   entry.stage = stage_;
   std::vector<const PackSpec*> forms;
   for (uint32_t i = 0; i < contract.n_slots; ++i)
     if (contract.slots[i].type == SlotType::packed) forms.push_back(entry.slots[i].form.get());
-  entry.kernel = device_.kernel(contract, constants, precision_, forms);
+  if (!entry.host) entry.kernel = device_.kernel(contract, entry.constants, precision_, forms);
   for (uint32_t i = 0; i < contract.n_slots; ++i) {
     const Tensor& t = entry.slots[i];
     const SlotInfo& slot = contract.slots[i];
@@ -117,7 +116,8 @@ Plan Recorder::finish(bool allocate) {
                    [](const Plan::Entry& a, const Plan::Entry& b) { return a.order < b.order; });
 
   if (allocate)
-    for (const Plan::Entry& e : entries_) e.kernel->ready();
+    for (const Plan::Entry& e : entries_)
+      if (e.kernel) e.kernel->ready();
   const Placement placement = place(lives);
   Plan plan;
   if (allocate && placement.bytes) plan.temporaries_ = device_.allocate(placement.bytes, "temporaries");
@@ -127,7 +127,7 @@ Plan Recorder::finish(bool allocate) {
         t.buffer = plan.temporaries_.get();
         t.offset = placement.offsets[t.id];
       }
-  stats_.dispatches = static_cast<uint32_t>(entries_.size());
+  for (const Plan::Entry& e : entries_) ++(e.host ? stats_.host_steps : stats_.dispatches);
   stats_.stages = n_groups;
   stats_.barriers = n_groups ? n_groups - 1 : 0;
   stats_.temporary_bytes = placement.bytes;

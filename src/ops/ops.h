@@ -95,6 +95,7 @@ class Ops {
   Tensor act(Shape s) { return rec_.temporary(SlotType::act, s); }
   Tensor normed(const Tensor& x, const Tensor& gamma);
   void choose(const Routed&);  // ids and shares
+  void group(const Routed&, const Tensor& src);
   Tensor ring(uint32_t n);
   Tensor state(Role role, uint32_t n);
   Tensor cache(Role role, uint32_t n);

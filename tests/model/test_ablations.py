@@ -8,6 +8,7 @@ import lily
 
 GREEDY = lily.Sampling(temperature=0)
 NAMES = (
+    "gpu_routing",
     "register_scan",
     "chunked_prompts",
     "row_parallel",
