@@ -38,6 +38,11 @@ class Hazards {
   std::map<Key, std::vector<Seen>> memory_;
 };
 
+// Nothing writes these, so nothing waits for them.
+bool is_weight(const Tensor& t) {
+  return t.type == SlotType::packed && t.place != Tensor::Place::temporary;
+}
+
 }  // namespace
 
 Tensor Recorder::temporary(SlotType type, Shape shape) {
@@ -48,6 +53,13 @@ Tensor Recorder::temporary(SlotType type, Shape shape) {
   t.bytes = shape.count() * element_bytes(type, precision_);
   t.id = static_cast<uint32_t>(temporaries_.size());
   temporaries_.push_back(t.bytes);
+  return t;
+}
+
+Tensor Recorder::temporary(std::shared_ptr<const PackSpec> form) {
+  Tensor t = temporary(SlotType::packed, {});
+  t.bytes = temporaries_[t.id] = device_.packed_bytes(*form);
+  t.form = std::move(form);
   return t;
 }
 
@@ -77,7 +89,7 @@ void Recorder::add(Plan::Entry&& entry, std::initializer_list<Moves> moves) {
     size_t bytes = t.bytes;
     for (const Moves& m : moves)
       if (m.slot == slot.number) bytes = m.bytes;
-    if (slot.type == SlotType::packed) {
+    if (is_weight(t)) {
       stats_.weight_bytes += bytes;
       continue;
     }
@@ -96,7 +108,7 @@ Plan Recorder::finish(bool allocate) {
   for (Plan::Entry& e : entries_) {
     auto each = [&](auto&& visit) {
       for (uint32_t i = 0; i < e.contract->n_slots; ++i)
-        if (e.slots[i] && e.contract->slots[i].type != SlotType::packed)
+        if (e.slots[i] && !is_weight(e.slots[i]))
           visit(e.slots[i], e.contract->slots[i].access != Access::read);
     };
     e.order = serial_ ? n_groups : 0;

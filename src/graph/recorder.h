@@ -31,6 +31,8 @@ class Recorder {
   void serial() { serial_ = true; }
   void stage(std::string name) { stage_ = std::move(name); }
   Tensor temporary(SlotType type, Shape shape);
+  // A packed weight that a pass makes for itself.
+  Tensor temporary(std::shared_ptr<const PackSpec>);
   Tensor binding(Role role, uint32_t layer, SlotType type, Shape shape);
 
   // Records one dispatch of contract Op. `fill` sets what a replay changes:

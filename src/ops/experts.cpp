@@ -24,7 +24,7 @@ Routed Ops::route_shared(const Tensor& x, const Tensor& norm, const Tensor& rout
     r.logits = f32({rows(), experts + 1});
     r.shared = act({rows(), shared});
     rec_.dispatch<PrefillRoute>(
-        {.y = r.y, .weight = route, .logits = r.logits, .shared = r.shared},
+        {.y = r.y, .weight = expanded(route), .logits = r.logits, .shared = r.shared},
         {.D = c_.hidden_size, .EXPERTS = experts, .SHARED = shared},
         [](auto& p, const Step& s) { p.rows = s.rows; });
     return r;
@@ -76,7 +76,7 @@ void Ops::experts_up(Routed& r, const Tensor& x, const Tensor& norm, const Tenso
     choose(r);
     group(r, src);
     rec_.dispatch<PrefillExpertsUp>(
-        {.y = r.y, .offsets = r.offsets, .src = src, .weight = up, .h = r.h},
+        {.y = r.y, .offsets = r.offsets, .src = src, .weight = expanded(up), .h = r.h},
         {.D = c_.hidden_size, .EXPERTS = experts, .TOP = top, .F = f},
         [](auto& p, const Step& s) { p.rows = s.rows; });
     return;
@@ -144,8 +144,8 @@ void Ops::experts_down_add(const Routed& r, const Tensor& down, const Tensor& sh
         {.h = r.h,
          .shared = r.shared,
          .offsets = r.offsets,
-         .weight = down,
-         .shared_weight = shared_down,
+         .weight = expanded(down),
+         .shared_weight = expanded(shared_down),
          .out = out,
          .shared_out = shared_out},
         {.D = d, .EXPERTS = experts, .TOP = top, .F = f, .SHARED = shared},
