@@ -26,9 +26,8 @@ def main() -> int:
     tools = [str(PYTHON), "-m", "pip", "install", "--quiet", "cmake", "ninja"]
     subprocess.run(tools, check=True)
     os.environ["PATH"] = f"{PYTHON.parent}{os.pathsep}{os.environ['PATH']}"
-    for script in ("sanitize.py", "cross/metal_selectors.py", "cross/macos.py", "cross/aarch64.py"):
-        if run(PYTHON, f"tests/{script}"):
-            failed.append(f"tests/{script}")
+    scripts = ("sanitize.py", "cross/metal_selectors.py", "cross/macos.py", "cross/aarch64.py")
+    failed += [script for script in scripts if run(PYTHON, f"tests/{script}")]
     print("failed:", ", ".join(failed) or "nothing")
     return 1 if failed else 0
 
