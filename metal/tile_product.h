@@ -1,11 +1,13 @@
 // Products of many rows with a packed weight: the loop over tiles that the dense and the grouped
 // kernels share. Only Metal reads this header.
 //
-// A threadgroup of four simdgroups makes 64 rows × 64 outputs. In each step, of 32 columns, it
-// brings the rows and the expanded weights into threadgroup memory and multiplies them there, while
-// what the next step needs is on its way from device memory to registers. A simdgroup makes 32 of
-// the outputs for every other eight rows: where a tile has few rows, as an expert often has,
-// fragments without a row are skipped and the rest is still shared by all.
+// A threadgroup of four simdgroups makes ROWS × 64 outputs, 16, 32 or 64 rows. In each step, of 32
+// columns, it brings the rows and the expanded weights into threadgroup memory and multiplies them
+// there, while what the next step needs is on its way from device memory to registers. A simdgroup
+// makes 32 of the outputs for every other eight rows: where a tile has few rows, as an expert often
+// has, fragments without a row are skipped and the rest is still shared by all.
+// Fewer ROWS take less memory and registers, so more threadgroups run at a time; more of them expand
+// a weight less often. The bits of a result are the same: K is summed in the same order.
 // A step is half a group of the weight, so a thread needs one scale and one bias for its 16 codes.
 //
 // Rows are staged as float and weights, in the fast build, as half. Products of mixed operands sum
@@ -32,15 +34,19 @@
 #define LILY_TILE_STRIDE (LILY_TILE_STEP + 8u)
 #define LILY_STRIP_STRIDE 36u  // of eight rows of sums, 32 outputs each, on their way out
 
-static_assert(PREFILL_TILE_ROWS == 64 && PREFILL_TILE_OUTPUTS == 64 && PREFILL_TILE_SIMDGROUPS == 4,
+static_assert(PREFILL_TILE_OUTPUTS == 64 && PREFILL_TILE_SIMDGROUPS == 4,
               "the loops below are written for these");
-static_assert(4 * 8 * LILY_STRIP_STRIDE <= PREFILL_TILE_ROWS * LILY_TILE_STRIDE,
-              "the strips of four simdgroups take the place of the rows");
+
+// The strips of four simdgroups take the place of the rows.
+METAL_FUNC constexpr uint tile_floats(uint rows) {
+  return rows * LILY_TILE_STRIDE > 4 * 8 * LILY_STRIP_STRIDE ? rows * LILY_TILE_STRIDE
+                                                             : 4 * 8 * LILY_STRIP_STRIDE;
+}
 
 // At the top of a kernel: the threadgroup memory of a tile, in fours for its alignment, and a
 // thread's view of it.
-#define LILY_TILE_MEMORY                                                                          \
-  threadgroup float4 tile_rows[PREFILL_TILE_ROWS * LILY_TILE_STRIDE / 4];                         \
+#define LILY_TILE_MEMORY(ROWS)                                                                    \
+  threadgroup float4 tile_rows[tile_floats(ROWS) / 4];                                            \
   threadgroup vec<LILY_TILE_WEIGHT, 4> tile_weights[PREFILL_TILE_OUTPUTS * LILY_TILE_STRIDE / 4];
 #define LILY_TILE_THREAD(simdgroup, lane)                                 \
   {simdgroup, lane, (threadgroup float*)tile_rows, (threadgroup LILY_TILE_WEIGHT*)tile_weights}
@@ -133,43 +139,45 @@ struct GatedOutputs {  // sink.put(row, n, gate, up), n = 0 … 31
   }
 };
 
-// A tile of a product. `source.row(r)` points to the input of row r of the tile; `n_rows` are
+// A tile of ROWS rows of a product. `source.row(r)` points to the input of row r of the tile; `n_rows` are
 // there. Output n of the tile is row `sink.weight_row(n)` of the weight. Every thread of the
 // threadgroup calls it, with the same tile. Ends without a barrier: who goes on to another tile has
 // to put one.
-template <class Form, class Source, class Sink>
+template <uint ROWS, class Form, class Source, class Sink>
 METAL_FUNC void tile_product(thread const TileThread& me, device const uchar* weight,
                              thread const Source& source, thread const Sink& sink, uint n_rows) {
+  constexpr uint N = ROWS / 16;  // rows that a thread brings, fragments of rows of a simdgroup
+  static_assert(ROWS == 16 * N && N > 0, "rows are shared out by sixteens");
   const uint index = 32 * me.simdgroup + me.lane;
   const uint fragments = (n_rows + 7) / 8;
   const uint half_ = me.simdgroup % 2, first = me.simdgroup / 2;  // its outputs, its rows
   const uint active = (fragments + 1 - first) / 2;
 
-  // A thread brings four columns of four rows. Rows that are missing in a fragment repeat the last.
+  // A thread brings four columns of N rows. Rows that are missing in a fragment repeat the last.
   const uint column = index % 8 * 4;
-  device const ACT* from[4];
-  LILY_UNROLL for (uint i = 0; i < 4; i++)
+  device const ACT* from[N];
+  LILY_UNROLL for (uint i = 0; i < N; i++)
     from[i] = source.row(min(index / 8 + 16 * i, n_rows - 1)) + column;
   WeightPiece<Form> piece;
   piece.weight = weight;
   piece.row = sink.weight_row(index / 2);
   piece.to = me.weights + index / 2 * LILY_TILE_STRIDE + index % 2 * 16;
 
-  vec<ACT, 4> held[4];
-  LILY_UNROLL for (uint i = 0; i < 4; i++) held[i] = *(device const vec<ACT, 4>*)from[i];
+  vec<ACT, 4> held[N];
+  LILY_UNROLL for (uint i = 0; i < N; i++) held[i] = *(device const vec<ACT, 4>*)from[i];
   piece.load(index % 2 * 16);
 
-  Sums<4, 4> sums;
+  Sums<N, 4> sums;
   sums.fill(0.0f);
   for (uint k = LILY_TILE_STEP; k <= Form::cols; k += LILY_TILE_STEP) {
-    LILY_UNROLL for (uint i = 0; i < 4; i++) {
+    LILY_UNROLL for (uint i = 0; i < N; i++) {
       const uint r = index / 8 + 16 * i;
       if (r < 8 * fragments) put4(me.rows + r * LILY_TILE_STRIDE + column, float4(held[i]));
     }
     piece.expand();
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (k < Form::cols) {  // what the next step needs arrives while this one multiplies
-      LILY_UNROLL for (uint i = 0; i < 4; i++) held[i] = *(device const vec<ACT, 4>*)(from[i] + k);
+      LILY_UNROLL for (uint i = 0; i < N; i++) held[i] = *(device const vec<ACT, 4>*)(from[i] + k);
       piece.load(k + index % 2 * 16);
     }
     sums.template add_transposed<LILY_TILE_STEP>(
@@ -180,7 +188,7 @@ METAL_FUNC void tile_product(thread const TileThread& me, device const uchar* we
 
   // Eight rows at a time go out through threadgroup memory, so that lanes write neighbours.
   threadgroup float* strip = me.rows + me.simdgroup * 8 * LILY_STRIP_STRIDE;
-  LILY_UNROLL for (uint i = 0; i < 4; i++) {
+  LILY_UNROLL for (uint i = 0; i < N; i++) {
     if (i >= active) continue;
     sums.store_row(i, strip, LILY_STRIP_STRIDE);
     simdgroup_barrier(mem_flags::mem_threadgroup);

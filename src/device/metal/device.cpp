@@ -22,6 +22,11 @@ uint32_t attention_block(uint32_t keys) {
   return std::max(512u, (share + 63) / 64 * 64);
 }
 
+// About as many rows as an expert has: more would be empty, fewer expand its weights more often.
+uint32_t tile_rows(uint32_t rows, uint32_t experts) {
+  return rows < 24ull * experts ? 16 : rows < 96ull * experts ? 32 : 64;
+}
+
 Tuning tuning_numbers() {
   Tuning t;
   t.delta_partials = DELTA_STEP_PARTIALS;
@@ -29,6 +34,7 @@ Tuning tuning_numbers() {
   t.chunk = 2048;
   t.max_blocks = most_blocks;
   t.block = attention_block;
+  t.tile_rows = tile_rows;
   return t;
 }
 

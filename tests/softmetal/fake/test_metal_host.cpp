@@ -354,6 +354,15 @@ TEST(metal_never_takes_more_attention_blocks_than_it_says) {
   }
 }
 
+TEST(metal_takes_small_tiles_for_few_rows) {
+  const Stubs stubs;
+  const metal::MetalDevice device;
+  const auto rows = device.tuning().tile_rows;
+  CHECK(rows(1, 256) == 16 && rows(24 * 256 - 1, 256) == 16);
+  CHECK(rows(24 * 256, 256) == 32 && rows(96 * 256 - 1, 256) == 32);
+  CHECK(rows(96 * 256, 256) == 64 && rows(16384 * 64, 1) == 64);
+}
+
 TEST(metal_encodes_nothing_before_the_commit) {
   const Stubs stubs;
   metal::MetalDevice device;

@@ -32,10 +32,12 @@ def no_reports() -> Iterator[None]:
         assert not reports, "\n".join(reports)
 
 
-def load(folder: Path, device: str, mode: str = "plain", precision: str = "float32") -> lily.Model:
+def load(
+    folder: Path, device: str, mode: str = "plain", precision: str = "float32", chunk: int = 32
+) -> lily.Model:
     if device == "metal" and SOFTMETAL:
         _testing.fake_set("mode", mode)
-    return lily.Model.load(folder, device=device, precision=precision, chunk=32)
+    return lily.Model.load(folder, device=device, precision=precision, chunk=chunk)
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +102,17 @@ def test_a_prompt_in_pieces_gives_the_same_bits(models: tuple[lily.Model, lily.M
         session = metal.session(context=100)
         session.prefill(tokens[:cut])
         assert np.array_equal(np.asarray(session.prefill(tokens[cut:])), expected)
+
+
+def test_a_heavier_pass_gives_the_same_bits(
+    models: tuple[lily.Model, lily.Model], checkpoint: Callable[..., Path]
+) -> None:
+    # Larger tiles for more rows to an expert.
+    _, light = models
+    tokens = prompt(110)
+    expected = np.asarray(light.session(context=120).prefill(tokens))
+    with load(checkpoint("tiny"), "metal", chunk=128) as heavy:
+        assert np.array_equal(np.asarray(heavy.session(context=120).prefill(tokens)), expected)
 
 
 def test_snapshots_and_streams_that_are_cut(models: tuple[lily.Model, lily.Model]) -> None:
