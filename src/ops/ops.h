@@ -6,6 +6,7 @@
 
 #include "graph/recorder.h"
 #include "ops/config.h"
+#include "ops/techniques.h"
 
 namespace lily {
 
@@ -28,6 +29,7 @@ struct PlanOptions {
   bool penalties = false;     // keep and apply penalty counts
   uint32_t max_rows = 1;      // most tokens of one replay
   uint32_t tile_rows = 64;    // of a tile of the experts' products: a prefill pass's load decides
+  Ablation ablation = {};
   bool operator==(const PlanOptions&) const = default;
 };
 
@@ -83,6 +85,7 @@ class Ops {
 
  private:
   bool prefill() const { return is_prefill(options_.kind); }
+  bool without(Technique t) const { return options_.ablation.without(t); }
   uint32_t rows() const { return options_.max_rows; }
   Tensor f32(Shape s) { return rec_.temporary(SlotType::f32, s); }
   Tensor u32(Shape s) { return rec_.temporary(SlotType::u32, s); }

@@ -26,7 +26,9 @@ Tensor Ops::logits() {
 }
 
 Tensor Ops::embed(const Tensor& embedding) {
-  if (!prefill() && kind() != PlanKind::step) return residual();
+  const bool given = prefill() || kind() == PlanKind::step ||
+                     (kind() != PlanKind::pick && without(Technique::token_handover));
+  if (!given) return residual();
   Tensor x = prefill() ? f32({rows(), c_.hidden_size}) : residual();
   Tensor tokens = rec_.binding(Role::tokens, 0, SlotType::u32, {rows()});
   rec_.dispatch<Embed>({.tokens = tokens, .weight = embedding, .x = x}, {.D = c_.hidden_size},

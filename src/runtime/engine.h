@@ -15,6 +15,7 @@ struct EngineOptions {
   uint32_t chunk = 0;         // tokens of a prefill pass; 0 takes the device's choice
   uint32_t io_threads = 2;    // that read the checkpoint
   size_t memory_bytes = 0;    // cap on weights and sessions together; 0 takes the device's
+  Ablation ablation = {};     // techniques to leave out of the plans
 };
 
 // What a model takes, known before anything is read or allocated.
@@ -40,6 +41,9 @@ class Engine {
   // Throws DeviceError with both numbers if the weights, one session and the scratch do not fit.
   static std::shared_ptr<Engine> load(std::shared_ptr<Device>, const Config&, const TensorTable&,
                                       const EngineOptions&, const Loader::Progress&);
+
+  // The same weights, with plans that leave other techniques out.
+  std::shared_ptr<Engine> without(const Ablation&) const;
 
   const Plan& plan(PlanOptions);  // recorded at first use
   uint32_t max_rows(PlanKind) const;  // most tokens of one replay
