@@ -94,6 +94,8 @@ MetalDevice::MetalDevice()
   queue_ = Ref<MTLCommandQueue>::taking(device_->newCommandQueue());
   fence_ = Ref<MTLFence>::taking(device_->newFence());
   if (!queue_ || !fence_) throw DeviceError(info_.description + ": no command queue");
+  tier_ = find_tier(device_.get(), queue_.get());
+  if (tier_.tensors) info_.description += ", tensor operations";
   residency_ = std::make_shared<Residency>(device_.get(), queue_.get());
   unbound_ = allocate(256, "unbound slots");
 }
@@ -132,11 +134,15 @@ const Kernel* MetalDevice::kernel(const Contract& contract, std::span<const std:
   if (!grid || !has_kernel(contract.name))
     throw InternalError("metal: no kernel " + std::string(contract.name));
   std::string head = definitions(contract, constants, precision, weights);
+  if (tier_.half_tiles) head += half_tiles_definition;
   std::lock_guard lock(kernels_mutex_);
   std::shared_ptr<MetalKernel>& kernel = kernels_[{contract.name, head}];
   if (!kernel) {
-    kernel = std::make_shared<MetalKernel>(contract, *grid, constants,
-                                           head + kernel_text(contract.name));
+    const std::string text = kernel_text(contract.name);
+    // float32 stays float32: tensor operations take bf16.
+    const bool tensors = tier_.tensors && precision == Precision::fast &&
+                         text.find("LILY_TENSOR") != std::string::npos;
+    kernel = std::make_shared<MetalKernel>(contract, *grid, constants, head + text, tensors);
     compiler_.compile(kernel);
   }
   return kernel.get();

@@ -7,10 +7,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from harness import CONTRACTS, SOFTMETAL, metal_missing
+from harness import CONTRACTS, SOFTMETAL, metal_missing, relative_rms
 
 import lily
 from lily import _testing
@@ -26,7 +27,7 @@ def no_reports() -> Iterator[None]:
     """What the software Metal complains of fails the test, wherever it came up."""
     yield
     if SOFTMETAL:
-        for setting in ("mode", "fail_library"):
+        for setting in ("mode", "fail_library", "chip", "system"):
             _testing.fake_set(setting, None)
         reports = _testing.fake_reports()
         assert not reports, "\n".join(reports)
@@ -132,8 +133,18 @@ def test_snapshots_and_streams_that_are_cut(models: tuple[lily.Model, lily.Model
         assert list(session.tokens)[20:] == expected
 
 
-@pytest.mark.parametrize("precision", ["float32", "fast"])
-def test_the_detector_finds_nothing(checkpoint: Callable[..., Path], precision: str) -> None:
+def be_an_m5() -> None:
+    """From now on, for devices that are made; `no_reports` ends it."""
+    if SOFTMETAL:
+        _testing.fake_set("chip", "5")
+        _testing.fake_set("system", "26.2")
+
+
+@pytest.mark.parametrize("build", ["float32", "fast", "fast on an M5"])
+def test_the_detector_finds_nothing(checkpoint: Callable[..., Path], build: str) -> None:
+    precision = build.split()[0]
+    if "M5" in build:
+        be_an_m5()
     with load(checkpoint("tiny"), "metal", "detect", precision) as model:
         session = model.session(context=64)
         session.prefill(prompt(5))
@@ -176,6 +187,20 @@ assert tokens[0] == tokens[1]
 print(_testing.fake_reports())
 """
     assert in_a_process(code, str(checkpoint("tiny"))) == "[]"
+
+
+@pytest.mark.skipif(not SOFTMETAL, reason="only the software Metal can be any chip")
+def test_a_chip_with_tensor_operations(checkpoint: Callable[..., Path]) -> None:
+    def logits(device: str, precision: str) -> Any:
+        with load(checkpoint("tiny"), device, precision=precision) as model:
+            assert ("tensor operations" in model.info.device) == (device == "metal")
+            return np.asarray(model.session(context=64).score(prompt(40)))
+
+    be_an_m5()
+    exact = logits("cpu", "float32")
+    # Weights in bf16 add little to what activations in bf16 cost on any device.
+    found, expected = logits("metal", "fast"), logits("cpu", "fast")
+    assert relative_rms(found, exact) < 1.5 * relative_rms(expected, exact)
 
 
 @pytest.mark.skipif(not SOFTMETAL, reason="only the software Metal fails when told to")
