@@ -7,10 +7,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from harness import CONTRACTS, SOFTMETAL, metal_missing
+from harness import CONTRACTS, SOFTMETAL, metal_missing, relative_rms
 
 import lily
 from lily import _testing
@@ -31,16 +32,18 @@ def no_reports() -> Iterator[None]:
     """What the software Metal complains of fails the test, wherever it came up."""
     yield
     if SOFTMETAL:
-        for setting in ("mode", "fail_library"):
+        for setting in ("mode", "fail_library", "chip", "system"):
             _testing.fake_set(setting, None)
         reports = _testing.fake_reports()
         assert not reports, "\n".join(reports)
 
 
-def load(folder: Path, device: str, mode: str = "plain", precision: str = "float32") -> lily.Model:
+def load(
+    folder: Path, device: str, mode: str = "plain", precision: str = "float32", chunk: int = 32
+) -> lily.Model:
     if device == "metal" and SOFTMETAL:
         _testing.fake_set("mode", mode)
-    return lily.Model.load(folder, device=device, precision=precision, chunk=32)
+    return lily.Model.load(folder, device=device, precision=precision, chunk=chunk)
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +140,17 @@ def test_a_prompt_in_pieces_gives_the_same_bits(models: tuple[lily.Model, lily.M
         assert np.array_equal(np.asarray(session.prefill(tokens[cut:])), expected)
 
 
+def test_a_heavier_pass_gives_the_same_bits(
+    models: tuple[lily.Model, lily.Model], checkpoint: Callable[..., Path]
+) -> None:
+    # Larger tiles for more rows to an expert.
+    _, light = models
+    tokens = prompt(110)
+    expected = np.asarray(light.session(context=120).prefill(tokens))
+    with load(checkpoint("tiny"), "metal", chunk=128) as heavy:
+        assert np.array_equal(np.asarray(heavy.session(context=120).prefill(tokens)), expected)
+
+
 def test_snapshots_and_streams_that_are_cut(models: tuple[lily.Model, lily.Model]) -> None:
     _, metal = models
     expected = drawn(metal, 20, 12, GREEDY)
@@ -155,8 +169,18 @@ def test_snapshots_and_streams_that_are_cut(models: tuple[lily.Model, lily.Model
         assert [*session.tokens[20:], session.pending] == expected
 
 
-@pytest.mark.parametrize("precision", ["float32", "fast"])
-def test_the_detector_finds_nothing(checkpoint: Callable[..., Path], precision: str) -> None:
+def be_an_m5() -> None:
+    """From now on, for devices that are made; `no_reports` ends it."""
+    if SOFTMETAL:
+        _testing.fake_set("chip", "5")
+        _testing.fake_set("system", "26.2")
+
+
+@pytest.mark.parametrize("build", ["float32", "fast", "fast on an M5"])
+def test_the_detector_finds_nothing(checkpoint: Callable[..., Path], build: str) -> None:
+    precision = build.split()[0]
+    if "M5" in build:
+        be_an_m5()
     with load(checkpoint("tiny"), "metal", "detect", precision) as model:
         session = model.session(context=64)
         session.prefill(prompt(5))
@@ -200,6 +224,20 @@ assert tokens[0] == tokens[1]
 print(_testing.fake_reports())
 """
     assert in_a_process(code, str(checkpoint("tiny"))) == "[]"
+
+
+@pytest.mark.skipif(not SOFTMETAL, reason="only the software Metal can be any chip")
+def test_a_chip_with_tensor_operations(checkpoint: Callable[..., Path]) -> None:
+    def logits(device: str, precision: str) -> Any:
+        with load(checkpoint("tiny"), device, precision=precision) as model:
+            assert ("tensor operations" in model.info.device) == (device == "metal")
+            return np.asarray(model.session(context=64).score(prompt(40)))
+
+    be_an_m5()
+    exact = logits("cpu", "float32")
+    # Weights in bf16 add little to what activations in bf16 cost on any device.
+    found, expected = logits("metal", "fast"), logits("cpu", "fast")
+    assert relative_rms(found, exact) < 1.5 * relative_rms(expected, exact)
 
 
 @pytest.mark.skipif(not SOFTMETAL, reason="only the software Metal fails when told to")
