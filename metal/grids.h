@@ -42,7 +42,7 @@
 #define PREFILL_COMBINE_THREADS 256     // four columns each
 #define PREFILL_DELTA_SCAN_ROWS 8       // rows of the state of a simdgroup, four lanes each
 #define PREFILL_DELTA_SCAN_SIMDGROUPS 2
-#define PREFILL_TILE_ROWS 64            // of a tile of a product: rows, and outputs of a weight
+#define PREFILL_TILE_ROWS 64            // of a tile of a dense product, and outputs of a weight
 #define PREFILL_TILE_OUTPUTS 64
 #define PREFILL_TILE_SIMDGROUPS 4
 #define EXPAND_WEIGHT_THREADS 256        // sixteen columns each

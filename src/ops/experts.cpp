@@ -77,7 +77,11 @@ void Ops::experts_up(Routed& r, const Tensor& x, const Tensor& norm, const Tenso
     group(r, src);
     rec_.dispatch<PrefillExpertsUp>(
         {.y = r.y, .offsets = r.offsets, .src = src, .weight = expanded(up), .h = r.h},
-        {.D = c_.hidden_size, .EXPERTS = experts, .TOP = top, .F = f},
+        {.D = c_.hidden_size,
+         .EXPERTS = experts,
+         .TOP = top,
+         .F = f,
+         .TILE_ROWS = options_.tile_rows},
         [](auto& p, const Step& s) { p.rows = s.rows; });
     return;
   }
@@ -148,7 +152,12 @@ void Ops::experts_down_add(const Routed& r, const Tensor& down, const Tensor& sh
          .shared_weight = expanded(shared_down),
          .out = out,
          .shared_out = shared_out},
-        {.D = d, .EXPERTS = experts, .TOP = top, .F = f, .SHARED = shared},
+        {.D = d,
+         .EXPERTS = experts,
+         .TOP = top,
+         .F = f,
+         .SHARED = shared,
+         .TILE_ROWS = options_.tile_rows},
         [](auto& p, const Step& s) { p.rows = s.rows; });
     combine(out, shared_out);
     return;

@@ -31,6 +31,7 @@ struct PlanOptions {
   bool single_block = false;  // attention over so few keys that one block does
   bool penalties = false;     // keep and apply penalty counts
   uint32_t max_rows = 1;      // most tokens of one replay
+  uint32_t tile_rows = 64;    // of a tile of the experts' products: a prefill pass's load decides
   Ablation ablation = {};
   bool operator==(const PlanOptions&) const = default;
 };
