@@ -1,6 +1,7 @@
 #include "device/metal/compiler.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "base/error.h"
 
@@ -76,6 +77,7 @@ void Compiler::build(MetalKernel& kernel) const {
   const std::string name(kernel.contract.name);
   auto refuse = [&](const std::string& why) { throw DeviceError("metal: kernel " + name + ": " + why); };
   Pool pool;
+  const auto begin = std::chrono::steady_clock::now();
   NSError* error = nullptr;
   const auto library = Ref<MTLLibrary>::taking(
       device_->newLibraryWithSource(string(kernel.source), compile_options().get(), &error));
@@ -89,6 +91,7 @@ void Compiler::build(MetalKernel& kernel) const {
     refuse("simdgroups of " + std::to_string(width) + ", expected " + std::to_string(lanes));
   kernel.max_threads = static_cast<uint32_t>(pipeline->maxTotalThreadsPerThreadgroup());
   kernel.pipeline = std::move(pipeline);
+  kernel.compile_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   kernel.source.clear();
 }
 

@@ -23,6 +23,7 @@ struct MetalKernel final : Kernel {
         source(std::move(source)) {}
 
   void ready() const override;
+  KernelFacts facts() const override { return {max_threads, compile_s}; }
   Launch launch(std::span<const std::byte> params) const {
     return grid.launch(constants.data(), params.data());
   }
@@ -35,6 +36,7 @@ struct MetalKernel final : Kernel {
   std::string source;
   Ref<MTLComputePipelineState> pipeline;
   uint32_t max_threads = 0;
+  double compile_s = 0;
 
  private:
   friend class Compiler;

@@ -33,6 +33,7 @@ class MetalDevice final : public Device {
   const Kernel* kernel(const Contract&, std::span<const std::byte> constants, Precision,
                        std::span<const PackSpec* const> weights) override;
   std::unique_ptr<CommandBuffer> command_buffer() override;
+  std::vector<Finding> findings() override;
 
   // Encodes and commits. Throws DeviceError if the device is lost.
   void submit(Work&);

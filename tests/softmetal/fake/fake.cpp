@@ -53,6 +53,7 @@ bool set(Settings& s, const std::string& name, const char* given) {
   if (name == "width") return number(s.width, nullptr, "32");
   if (name == "max_threads") return number(s.max_threads, nullptr, "1024");
   if (name == "system") return s.system = std::atoi(value(nullptr, "26").c_str()), true;
+  if (name == "wrong_types") return s.wrong_types = given ? find_selector(given) : nullptr, true;
   if (name == "fail_command_buffer") {
     const std::string text = value(nullptr, "0");
     const size_t colon = text.find(':');
@@ -70,7 +71,7 @@ bool set(Settings& s, const std::string& name, const char* given) {
 }  // namespace
 
 Settings::Settings() {
-  for (const char* name : {"mode", "order", "seed", "memory", "width", "max_threads", "system",
+  for (const char* name : {"mode", "order", "seed", "memory", "width", "max_threads", "system", "wrong_types",
                            "fail_command_buffer", "fail_allocation", "fail_library",
                            "fail_pipeline"})
     set(*this, name, nullptr);

@@ -278,6 +278,10 @@ struct Methods {
     add_memory();
     add_commands();
     add("MTLDevice", "name", +[](Device*, Sel) -> Object* { return string("software Metal"); });
+    add("MTLDevice", "architecture",
+        +[](Device*, Sel) -> Object* { return autorelease(new Object("MTLArchitecture")); });
+    add("MTLArchitecture", "name", +[](Object*, Sel) -> Object* { return string("applegpu_g15s"); });
+    add("MTLDevice", "hasUnifiedMemory", +[](Device*, Sel) -> bool { return true; });
     add("MTLDevice", "supportsFamily:", +[](Device*, Sel, int64_t f) -> bool { return f <= 1009; });
     add("MTLDevice", "recommendedMaxWorkingSetSize",
         +[](Device*, Sel) -> uint64_t { return settings().memory; });
