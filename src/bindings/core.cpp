@@ -184,18 +184,18 @@ void bind_engine(nb::module_& m) {
   nb::class_<PyDevice>(m, "Device", "A device: \"auto\", \"cpu\" or \"metal\".")
       .def(
           "__init__",
-          [](PyDevice* self, const std::string& name, uint32_t threads) {
+          [](PyDevice* self, const std::string& name, uint32_t threads, bool checked) {
             std::shared_ptr<Device> device;
             {
               nb::gil_scoped_release unlocked;
-              device = make_device(name, threads);
+              device = make_device(name, threads, checked);
             }
             const std::string& warning = device->info().warning;
             if (!warning.empty() && PyErr_WarnEx(PyExc_RuntimeWarning, warning.c_str(), 1) < 0)
               throw nb::python_error();
             new (self) PyDevice{std::move(device)};
           },
-          "name"_a, "threads"_a)
+          "name"_a, "threads"_a, "checked"_a = true)
       .def_prop_ro("name", [](const PyDevice& d) { return d.device->info().name; })
       .def_prop_ro("description", [](const PyDevice& d) { return d.device->info().description; })
       .def_prop_ro("memory_bytes", [](const PyDevice& d) { return d.device->info().memory_bytes; })
@@ -410,6 +410,11 @@ void bind_session(nb::module_& m) {
 
 NB_MODULE(_core, m) {
   m.doc() = "lily's C++ core. Use the classes in `lily`; this module's names may change.";
+#ifdef LILY_METAL
+  m.attr("has_metal") = true;
+#else
+  m.attr("has_metal") = false;
+#endif
   lily::register_errors();
   lily::bind_config(m);
   lily::bind_engine(m);

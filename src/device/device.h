@@ -139,7 +139,8 @@ struct Device {
 };
 
 // "auto", "cpu" or "metal". `threads` is for the CPU device; 0 means one for each physical core.
-std::shared_ptr<Device> make_device(const std::string& name, uint32_t threads);
+// Only who wants to know what is wrong with a device makes one without a self-check.
+std::shared_ptr<Device> make_device(const std::string& name, uint32_t threads, bool checked = true);
 
 // What "auto" means where Metal is part of the build: Metal if it passes its self-check, else the
 // CPU device with a warning.
