@@ -61,7 +61,7 @@ class MetalDevice final : public Device {
   Compiler compiler_;  // last: its threads use the device
 };
 
-// Runs a small kernel and compares its numbers with known ones. Throws DeviceError.
+// Runs a few small kernels and compares their numbers with known ones. Throws DeviceError.
 void self_check(MetalDevice&);
 
 }  // namespace lily::metal
