@@ -82,14 +82,8 @@ void Session::check_room(size_t n) const {
 // ---------------------------------------------------------------------------------------------
 
 Step Session::step_at(uint32_t position, uint32_t rows) const {
-  const Tuning& tuning = engine_->device().tuning();
-  const uint32_t keys = position + 1;
-  Step step;
-  step.rows = rows;
-  step.position = position;
+  Step step = lily::step_at(engine_->device().tuning(), position, rows);
   step.capacity = kv_.capacity();
-  step.block = keys <= tuning.single_block ? tuning.single_block : tuning.block(keys);
-  step.blocks = (keys + step.block - 1) / step.block;
   return step;
 }
 
