@@ -7,7 +7,16 @@ import pytest
 import lily
 
 GREEDY = lily.Sampling(temperature=0)
-DONE = ("concurrent_dispatch", "token_handover", "chunked_prompts")
+NAMES = (
+    "register_scan",
+    "chunked_prompts",
+    "row_parallel",
+    "token_handover",
+    "concurrent_dispatch",
+    "fused_gate_up",
+    "fused_down",
+    "fused_delta_norm",
+)
 
 
 def drawn(model: lily.Model, n: int) -> list[int]:
@@ -18,7 +27,7 @@ def drawn(model: lily.Model, n: int) -> list[int]:
     return list(session.tokens)
 
 
-@pytest.mark.parametrize("name", DONE)
+@pytest.mark.parametrize("name", NAMES)
 def test_tokens_are_the_same_without(tiny: lily.Model, name: str) -> None:
     with tiny.without(name) as variant:
         assert variant.info.ablated == (name,)

@@ -314,6 +314,11 @@ class Guarded:
         assert margins.tobytes() == poison.tobytes(), f"{name}: written outside"
 
 
+def all_constants(op: str, given: Mapping[str, float]) -> dict[str, float]:
+    """0 for those that are not given: whoever names a variant asks for it."""
+    return dict.fromkeys(CONTRACTS[op]["constants"], 0) | dict(given)
+
+
 def run(
     op: str,
     constants: Mapping[str, float],
@@ -355,13 +360,14 @@ def run(
             outputs[name] = Guarded.around(value)
             value = outputs[name].array
         bound.append(value)
+    constants = all_constants(op, constants)
     packed_params = struct.pack(
         "".join(code for _, code in params_fields(op)),
         *(params.get(name, 0) for name, _ in params_fields(op)),
     )
     with _chip(isa):
         read = _testing.run(
-            op, dict(constants), packed_params, bound, precision=precision, threads=threads, isa=isa
+            op, constants, packed_params, bound, precision=precision, threads=threads, isa=isa
         )
     for name, output in outputs.items():
         output.check(name)

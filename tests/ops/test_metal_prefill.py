@@ -170,7 +170,7 @@ def combine(precision: str, rows: int, d: int, top: int) -> Case:
     shares = rng.uniform(0, 1, (rows, top + 1)).astype(np.float32)
     return Case(
         "prefill_combine",
-        {"D": d, "TOP": top},
+        {"D": d, "TOP": top, "GROUPED": 1},
         {"rows": rows},
         {"out": out, "shared_out": shared_out, "inv": inv, "shares": shares, "x": x},
         {"x": (oracle_rows.combine(x, out, shared_out, inv, shares), False)},

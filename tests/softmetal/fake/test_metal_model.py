@@ -15,11 +15,16 @@ from harness import CONTRACTS, SOFTMETAL, metal_missing, relative_rms
 
 import lily
 from lily import _testing
+from model.compare import FAST_MEDIAN, relative_rms
 
 MISSING = next((reason for op in CONTRACTS if (reason := metal_missing(op))), None)
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
 GREEDY = lily.Sampling(temperature=0)
+ROOT = Path(__file__).resolve().parents[3]
+DEMO = ROOT / "examples" / "demo_model" / "checkpoint"
+LONG = "LILY_LONG" in os.environ
+LENGTHS = [1, 5, 127, 128, 129, 700]
 
 
 @pytest.fixture(autouse=True)
@@ -53,19 +58,49 @@ def prompt(n: int) -> list[int]:
     return [(i * 37 + 11) % 280 for i in range(n)]
 
 
-def drawn(model: lily.Model, n: int, count: int, sampling: lily.Sampling) -> list[int]:
-    """`count` tokens after a prompt of `n`."""
-    session = model.session(context=n + count + 8)
-    session.prefill(prompt(n))
-    for _ in session.stream(count, sampling):
-        pass
-    return list(session.tokens)[n:]
+def drawn(
+    model: lily.Model, tokens: int | list[int], count: int, sampling: lily.Sampling
+) -> list[int]:
+    """`count` tokens after some, or after a prompt of so many."""
+    if isinstance(tokens, int):
+        tokens = prompt(tokens)
+    session = model.session(context=len(tokens) + count)
+    session.prefill(tokens)
+    with session.stream(count, sampling, stop_ids=()) as stream:
+        for _ in stream:
+            pass
+        return list(stream.tokens)
 
 
-@pytest.mark.parametrize("n", [1, 5, 127, 128, 129])
+@pytest.mark.parametrize("n", LENGTHS)
 def test_greedy_tokens_are_those_of_the_cpu(models: tuple[lily.Model, lily.Model], n: int) -> None:
     cpu, metal = models
-    assert drawn(metal, n, 24, GREEDY) == drawn(cpu, n, 24, GREEDY)
+    assert drawn(metal, n, 64, GREEDY) == drawn(cpu, n, 64, GREEDY)
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[tuple[lily.Model, lily.Model]]:
+    with load(DEMO, "cpu") as cpu, load(DEMO, "metal") as metal:
+        yield cpu, metal
+
+
+@pytest.mark.parametrize("n", LENGTHS if LONG else [5])
+def test_the_demo_writes_what_the_cpu_writes(demo: tuple[lily.Model, lily.Model], n: int) -> None:
+    cpu, metal = demo
+    text = cpu.encode((ROOT / "examples/demo_model/README.md").read_text(encoding="utf-8"))[:n]
+    assert drawn(metal, text, 64, GREEDY) == drawn(cpu, text, 64, GREEDY)
+
+
+def test_bf16_stays_near_the_cpu_where_the_text_is_given(checkpoint: Callable[..., Path]) -> None:
+    folder, tokens = checkpoint("tiny"), prompt(90)
+    with load(folder, "cpu") as exact, load(folder, "metal", precision="fast") as metal:
+        want = exact.session(context=100).score(tokens)
+        got = metal.session(context=100).score(tokens)
+        assert np.median(relative_rms(got, want)) <= FAST_MEDIAN
+        session = metal.session(context=100)
+        session.prefill(tokens[:60])
+        stepped = [np.asarray(session.decode(token)) for token in tokens[60:]]
+        assert np.median(relative_rms(stepped, want[60:])) <= FAST_MEDIAN
 
 
 @pytest.mark.parametrize(
@@ -128,9 +163,10 @@ def test_snapshots_and_streams_that_are_cut(models: tuple[lily.Model, lily.Model
         for _ in range(cut):
             next(stream)
         stream.close()
-        for _ in session.stream(12 - cut, GREEDY):
-            pass
-        assert list(session.tokens)[20:] == expected
+        with session.stream(12 - cut, GREEDY, stop_ids=()) as rest:
+            for _ in rest:
+                pass
+        assert [*session.tokens[20:], session.pending] == expected
 
 
 def be_an_m5() -> None:
@@ -172,6 +208,7 @@ def test_an_older_system_gives_the_same_tokens(checkpoint: Callable[..., Path]) 
 import sys
 import lily
 from lily import _testing
+from model.compare import FAST_MEDIAN, relative_rms
 
 _testing.fake_set("system", "14")
 tokens = []
