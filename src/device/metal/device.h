@@ -8,6 +8,7 @@
 
 #include "device/device.h"
 #include "device/metal/compiler.h"
+#include "device/metal/costs.h"
 #include "device/metal/objc.h"
 #include "device/metal/residency.h"
 
@@ -34,6 +35,8 @@ class MetalDevice final : public Device {
                        std::span<const PackSpec* const> weights) override;
   std::unique_ptr<CommandBuffer> command_buffer() override;
   std::vector<Finding> findings() override;
+
+  Budget budget;  // of what is committed at once; tests make it small
 
   // Encodes and commits. Throws DeviceError if the device is lost.
   void submit(Work&);
