@@ -47,34 +47,13 @@ DeltaInputs Ops::delta_project(const Tensor& x, const Tensor& norm, const Tensor
   return out;
 }
 
-Heads Ops::delta_step(const DeltaInputs& in, const Tensor& conv, const Tensor& decay,
-                      const Tensor& gamma, uint32_t n) {
+Tensor Ops::delta_state(const DeltaInputs& in, const Tensor& conv, const Tensor& decay,
+                        uint32_t n) {
   const uint32_t key_heads = c_.linear_num_key_heads, heads = c_.linear_num_value_heads;
   const uint32_t dk = c_.linear_key_head_dim, dv = c_.linear_value_head_dim;
-  if (!prefill()) {
-    Heads out{act({heads, dv}), f32({heads, tuning_.delta_partials})};
-    rec_.dispatch<DeltaStep>({.ring = ring(n),
-                              .conv = conv,
-                              .z = in.z,
-                              .gates = in.gates,
-                              .decay = decay,
-                              .gamma = gamma,
-                              .state_in = state(Role::state_in, n),
-                              .state_out = state(Role::state_out, n),
-                              .u = out.u,
-                              .squares = out.squares},
-                             {.KEY_HEADS = key_heads,
-                              .HEADS = heads,
-                              .DK = dk,
-                              .DV = dv,
-                              .PARTIALS = tuning_.delta_partials},
-                             [](auto& p, const Step& s) { p.position = s.position; });
-    return out;
-  }
   const uint32_t t = rows();
   Tensor q = act({t, key_heads, dk}), k = act({t, key_heads, dk}), v = act({t, heads, dv});
   Tensor steps = f32({t, 2, heads}), o = f32({t, heads, dv});
-  Heads out{act({t, heads, dv}), {}};
   rec_.dispatch<PrefillDeltaPrep>({.qkv = in.qkv,
                                    .ring = ring(n),
                                    .conv = conv,
@@ -103,6 +82,35 @@ Heads Ops::delta_step(const DeltaInputs& in, const Tensor& conv, const Tensor& d
                                    .o = o},
                                   {.KEY_HEADS = key_heads, .HEADS = heads, .DK = dk, .DV = dv},
                                   [](auto& p, const Step& s) { p.rows = s.rows; });
+  return o;
+}
+
+Heads Ops::delta_step(const DeltaInputs& in, const Tensor& conv, const Tensor& decay,
+                      const Tensor& gamma, uint32_t n) {
+  const uint32_t key_heads = c_.linear_num_key_heads, heads = c_.linear_num_value_heads;
+  const uint32_t dk = c_.linear_key_head_dim, dv = c_.linear_value_head_dim;
+  if (!prefill()) {
+    Heads out{act({heads, dv}), f32({heads, tuning_.delta_partials})};
+    rec_.dispatch<DeltaStep>({.ring = ring(n),
+                              .conv = conv,
+                              .z = in.z,
+                              .gates = in.gates,
+                              .decay = decay,
+                              .gamma = gamma,
+                              .state_in = state(Role::state_in, n),
+                              .state_out = state(Role::state_out, n),
+                              .u = out.u,
+                              .squares = out.squares},
+                             {.KEY_HEADS = key_heads,
+                              .HEADS = heads,
+                              .DK = dk,
+                              .DV = dv,
+                              .PARTIALS = tuning_.delta_partials},
+                             [](auto& p, const Step& s) { p.position = s.position; });
+    return out;
+  }
+  const Tensor o = delta_state(in, conv, decay, n);
+  Heads out{act({rows(), heads, dv}), {}};
   rec_.dispatch<PrefillGatedNorm>({.o = o, .z = in.z, .gamma = gamma, .u = out.u},
                                   {.HEADS = heads, .DV = dv, .EPS = c_.rms_norm_eps},
                                   [](auto& p, const Step& s) { p.rows = s.rows; });

@@ -7,7 +7,15 @@ import pytest
 import lily
 
 GREEDY = lily.Sampling(temperature=0)
-DONE = ("concurrent_dispatch", "token_handover", "chunked_prompts")
+DONE = (
+    "concurrent_dispatch",
+    "token_handover",
+    "chunked_prompts",
+    "last_layer_skip",
+    "coalesced_kv",
+    "gqa_packing",
+    "split_kv",
+)
 
 
 def drawn(model: lily.Model, n: int) -> list[int]:

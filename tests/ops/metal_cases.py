@@ -16,6 +16,7 @@ from harness import (
     POISON,
     Result,
     Weight,
+    all_constants,
     decode,
     encode,
     metal_order,
@@ -106,7 +107,7 @@ def _defines(case: Case) -> dict[str, str]:
     prefix = "".join(word.capitalize() for word in case.op.split("_"))
     wide = case.precision == "float32"
     found = {"LILY_FLOAT32": str(int(wide)), "ACT": "float" if wide else "bfloat"}
-    for name, value in case.constants.items():
+    for name, value in all_constants(case.op, case.constants).items():
         found[f"{prefix}_{name}"] = f"{value!r}f" if isinstance(value, float) else f"{value}u"
     for name, value in case.slots.items():
         if isinstance(value, Weight):

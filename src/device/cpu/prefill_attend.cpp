@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "device/cpu/attend_products.h"
+#include "device/cpu/cache_rows.h"
 #include "device/cpu/kernels.h"
 #include "device/cpu/rope.h"
 #include "device/cpu/scratch.h"
@@ -12,10 +13,13 @@
 
 namespace lily::cpu::LILY_ISA {
 
+namespace {
+
 // A thread takes a few tokens with all their heads: sines and cosines are computed once per token.
-template <class ACT>
-void prefill_attend_prep(const KernelCall& call) {
-  PrefillAttendPrep::Host<ACT> a(call.slots, call.constants, call.params);
+template <class ACT, class Row>
+void prepare_rows(const KernelCall& call, const PrefillAttendPrep::Host<ACT>& a) {
+  const CacheRows<Row> keys(a.keys, a.c.KV_HEADS, a.p.capacity, a.c.DH);
+  const CacheRows<Row> values(a.values, a.c.KV_HEADS, a.p.capacity, a.c.DH);
   const uint32_t H = a.c.HEADS, HKV = a.c.KV_HEADS, DH = a.c.DH, R = a.c.ROTARY;
   const size_t row_size = size_t{2} * (H + HKV) * DH;
   const float scale = 1.0f / std::sqrt(static_cast<float>(DH));
@@ -24,19 +28,18 @@ void prefill_attend_prep(const KernelCall& call) {
       const uint32_t position = a.p.position + static_cast<uint32_t>(t);
       const Rotation rotation(position, a.frequencies, R / 2);
       const ACT *q = a.qkv + t * row_size, *k = q + 2 * H * DH, *v = k + HKV * DH;
-      for (uint32_t h = 0; h < H; ++h)
+      for (uint32_t h = 0; h < H && a.c.QUERIES; ++h)
         norm_rotate(q + 2 * h * DH, a.q_norm, DH, a.c.EPS, rotation, R, scale,
                     a.q + (t * H + h) * DH);
       for (uint32_t h = 0; h < HKV; ++h) {
-        const size_t entry = (size_t{h} * a.p.capacity + position) * DH;
-        norm_rotate(k + h * DH, a.k_norm, DH, a.c.EPS, rotation, R, 1.0f, a.keys + entry);
-        std::memcpy(a.values + entry, v + h * DH, DH * sizeof(ACT));
+        float key[max_head];
+        norm_rotate(k + h * DH, a.k_norm, DH, a.c.EPS, rotation, R, 1.0f, key);
+        keys.put(keys.index(h, position), key);
+        values.put(values.index(h, position), v + h * DH);
       }
     }
   });
 }
-
-namespace {
 
 constexpr uint32_t task_rows = 512;  // their queries and outputs fill half of a 2 MB cache
 
@@ -83,7 +86,7 @@ struct alignas(64) Softmax {
 };
 
 // The query rows of some tokens that share a key/value head, in order of token, then head.
-template <class ACT>
+template <class ACT, class Row>
 class Task {
  public:
   Task(const PrefillAttend::Host<ACT>& a, uint32_t kv, uint32_t first_token, uint32_t n_tokens)
@@ -99,11 +102,14 @@ class Task {
   void run() {
     start();
     const uint32_t n_keys = position(n_rows_ - 1) + 1;
-    const ACT* keys = a_.keys + size_t{kv_} * a_.p.capacity * DH_;
-    const ACT* values = a_.values + size_t{kv_} * a_.p.capacity * DH_;
+    const CacheRows<Row> all_keys(a_.keys, a_.c.KV_HEADS, a_.p.capacity, DH_);
+    const CacheRows<Row> all_values(a_.values, a_.c.KV_HEADS, a_.p.capacity, DH_);
+    const size_t base = all_keys.index(kv_, 0);
+    const Row *keys = all_keys.row(base), *values = all_values.row(base);
     for (uint32_t first = 0; first < n_keys; first += tile_keys) {
-      products_.read_tile(keys + size_t{first} * DH_, values + size_t{first} * DH_,
-                          std::min(tile_keys, n_keys - first));
+      const uint32_t n = std::min(tile_keys, n_keys - first);
+      products_.read_tile(activations(all_keys, base + first, n, memory().wide_keys),
+                          activations(all_values, base + first, n, memory().wide_values), n);
       const uint32_t share = (tile_keys + n_blocks_ - 1) / n_blocks_;
       for (uint32_t block = 0; block < n_blocks_; ++block) {
         const uint32_t next = first + tile_keys + block * share;
@@ -120,7 +126,7 @@ class Task {
   using Cell = typename P::Cell;
 
   struct Memory {
-    Scratch tile, queries, probabilities, scores, output, softmax;
+    Scratch tile, queries, probabilities, scores, output, softmax, wide_keys, wide_values;
   };
   static Memory& memory() {
     static thread_local Memory m;
@@ -140,9 +146,26 @@ class Task {
   float* output(uint32_t group) { return output_ + size_t{group} * lanes * DH_; }
 
   // Into the L2 cache. (Inline: g++ drops calls of functions that only prefetch.)
-  LILY_INLINE void fetch(const ACT* rows, uint32_t begin, uint32_t end) const {
-    for (size_t i = size_t{begin} * DH_; i < size_t{end} * DH_; i += 64 / sizeof(ACT))
+  LILY_INLINE void fetch(const Row* rows, uint32_t begin, uint32_t end) const {
+    for (size_t i = size_t{begin} * DH_; i < size_t{end} * DH_; i += 64 / sizeof(Row))
       __builtin_prefetch(rows + i, 0, 2);
+  }
+
+  // n rows as they are, or codes times their scale.
+  const ACT* activations(const CacheRows<Row>& cache, size_t first, uint32_t n,
+                         Scratch& scratch) const {
+    if constexpr (CacheRows<Row>::scaled) {
+      ACT* wide = scratch.room<ACT>(size_t{n} * DH_);
+      for (uint32_t key = 0; key < n; ++key) {
+        const F scale = set1(*cache.scale(first + key));
+        const Row* codes = cache.row(first + key);
+        for (uint32_t d = 0; d < DH_; d += lanes)
+          store(wide + size_t{key} * DH_ + d, load(codes + d) * scale);
+      }
+      return wide;
+    } else {
+      return cache.row(first);
+    }
   }
 
   void start() {
@@ -212,6 +235,15 @@ class Task {
 
 }  // namespace
 
+template <class ACT>
+void prefill_attend_prep(const KernelCall& call) {
+  const PrefillAttendPrep::Host<ACT> a(call.slots, call.constants, call.params);
+  if (a.c.KV_INT8)
+    prepare_rows<ACT, int8_t>(call, a);
+  else
+    prepare_rows<ACT, ACT>(call, a);
+}
+
 // A thread takes some tokens with the query heads of one key/value head, up to 512 rows. It goes
 // through the keys once, tile by tile: a tile is brought into the form that the products want and
 // then meets all blocks of 32 rows, while the next one is fetched. Tiles begin at multiples of
@@ -228,8 +260,11 @@ void prefill_attend(const KernelCall& call) {
   const uint32_t n = (a.p.rows + tokens - 1) / tokens;
   call.pool.parallel_for(n * HKV, 1, [&](uint32_t begin, uint32_t end, uint32_t) {
     for (uint32_t i = begin; i < end; ++i) {
-      const uint32_t first = (n - 1 - i / HKV) * tokens;
-      Task<ACT>(a, i % HKV, first, std::min(tokens, a.p.rows - first)).run();
+      const uint32_t first = (n - 1 - i / HKV) * tokens, count = std::min(tokens, a.p.rows - first);
+      if (a.c.KV_INT8)
+        Task<ACT, int8_t>(a, i % HKV, first, count).run();
+      else
+        Task<ACT, ACT>(a, i % HKV, first, count).run();
     }
   });
 }

@@ -12,23 +12,11 @@ namespace lily::metal {
 
 namespace {
 
-constexpr uint32_t most_blocks = 256;
-
-// Up to 8K keys enough blocks to fill the GPU; beyond 128K as many as there may be.
-uint32_t attention_block(uint32_t keys) {
-  if (keys <= 8192) return 128;
-  if (keys <= 32768) return 256;
-  const uint32_t share = (keys - 1) / most_blocks + 1;
-  return std::max(512u, (share + 63) / 64 * 64);
-}
-
 Tuning tuning_numbers() {
   Tuning t;
   t.delta_partials = DELTA_STEP_PARTIALS;
   t.head_maxima = HEAD_MAXIMA;
   t.chunk = 2048;
-  t.max_blocks = most_blocks;
-  t.block = attention_block;
   return t;
 }
 
