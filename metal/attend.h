@@ -8,8 +8,8 @@
 // them float scales [KV_HEADS, capacity]; value = code · scale, scale = max |value| / 127. Every
 // reader sees a row as it was stored, the token that it belongs to as well.
 //
-// For a device to leave a technique out: COALESCED = 0 has neighbouring lanes read different keys,
-// PACKED = 0 has each query head read keys and values for itself.
+// For a device to leave a technique out: BY_KEY = 1 has neighbouring lanes read different keys,
+// APART = 1 has each query head read keys and values for itself.
 #pragma once
 #include "contract.h"
 namespace lily {
@@ -18,7 +18,7 @@ struct Attend_Params { uint32_t position; uint32_t capacity; uint32_t block; uin
 #define Attend_CONSTANTS(C)                                                      \
   C(uint32_t, HEADS) C(uint32_t, KV_HEADS) C(uint32_t, DH) C(uint32_t, ROTARY)   \
   C(uint32_t, MERGE) C(uint32_t, PREPARED) C(uint32_t, KV_INT8)                  \
-  C(uint32_t, COALESCED) C(uint32_t, PACKED) C(float, EPS)
+  C(uint32_t, BY_KEY) C(uint32_t, APART) C(float, EPS)
 #define Attend_SLOTS(READ, WRITE, UPDATE)                                                  \
   READ  (1, qkv,         ACT,   "[N] per head query | gate; then keys; then values")       \
   READ  (2, q_norm,      float, "[DH]; like k_norm, frequencies: not bound when PREPARED = 1") \

@@ -48,7 +48,7 @@ kernel void attend(LILY_ARGUMENTS(Attend),
                    uint lane [[thread_index_in_simdgroup]]) {
   constexpr uint simdgroups = ATTEND_SIMDGROUPS, threads = 32 * simdgroups, quad = 4;
   constexpr uint dh = Attend_DH, per_lane = dh / 32, all = Attend_HEADS / Attend_KV_HEADS;
-  constexpr uint most = Attend_PACKED ? ATTEND_HEADS : 1, heads = all < most ? all : most;
+  constexpr uint most = Attend_APART ? 1 : ATTEND_HEADS, heads = all < most ? all : most;
   constexpr uint parts = (all + heads - 1) / heads;
   constexpr bool int8 = Attend_KV_INT8 != 0;
   typedef CacheRow<int8>::Type Row;
@@ -120,7 +120,7 @@ kernel void attend(LILY_ARGUMENTS(Attend),
     }
   }
   float largest = -INFINITY, total = 0.0f;  // of head lane / 8; total of its key lane / 2 % 4
-  if (!Attend_COALESCED) {
+  if (Attend_BY_KEY) {
     float tops[heads], sums[heads];
     for (uint h = 0; h < heads; h++) {
       tops[h] = -INFINITY;
@@ -135,7 +135,7 @@ kernel void attend(LILY_ARGUMENTS(Attend),
       total = lane % 8 < 2 ? sums[h] : 0.0f;
     }
   }
-  const uint quads = Attend_COALESCED ? (cached - begin + quad - 1) / quad : 0;
+  const uint quads = Attend_BY_KEY ? 0 : (cached - begin + quad - 1) / quad;
   for (uint i = simdgroup; i < quads + (newest ? 1 : 0); i += simdgroups) {
     float k[quad][per_lane], v[quad][per_lane];
     float key_scale = 1.0f, value_scale = 1.0f;  // of the key of this lane's score

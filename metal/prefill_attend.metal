@@ -1,9 +1,9 @@
 // u = softmax(q · keys) · values ⊙ sigmoid(gate), row t over keys 0 … position + t
 //
 // Threadgroups: (HEADS / G, ceil(T · G / 32)) for the G = HEADS / KV_HEADS query heads that share a
-// key/value head, or G = 1 where PACKED = 0; the last rows, which have the most keys, come first. A threadgroup owns 32 query
-// rows, (token, head) pairs in order, so keys and values are read once for G heads. It passes over
-// the keys 16 at a time, at absolute positions.
+// key/value head (G = 1 where APART = 1); the last rows, which have the most keys, come first. A
+// threadgroup owns 32 query rows, (token, head) pairs in order, so keys and values are read once for
+// G heads. It passes over the keys 16 at a time, at absolute positions.
 //
 // Simdgroups are 2 × 2: 16 query rows × half of the head's dimensions, so each fragment of keys or
 // values in threadgroup memory is used for two products, and the sums of the output, 64 registers,
@@ -17,8 +17,8 @@
 //
 // The fast build stages queries, keys and values as the bf16 that they are; probabilities are
 // float. Codes of an int8 cache are staged as they are: a key's scale goes into its scores, a
-// value's into its probabilities. With LILY_HALF_TILES, for chips without bf16 arithmetic, they become half: exact up to
-// 65504, where they stop, and to 3e-8 below 6e-5.
+// value's into its probabilities. With LILY_HALF_TILES, for chips without bf16 arithmetic, tiles
+// become half: exact up to 65504, where they stop, and to 3e-8 below 6e-5.
 #include "prefill_attend.h"
 
 #include "cache_rows.h"
@@ -35,7 +35,7 @@ typedef bfloat Tile;
 
 constant constexpr uint HEADS = PrefillAttend_HEADS, KV_HEADS = PrefillAttend_KV_HEADS;
 constant constexpr uint DH = PrefillAttend_DH, HALF = DH / 2, FRAGMENTS = HALF / 8;
-constant constexpr uint SHARING = PrefillAttend_PACKED ? HEADS / KV_HEADS : 1;
+constant constexpr uint SHARING = PrefillAttend_APART ? 1 : HEADS / KV_HEADS;
 constant constexpr bool INT8 = PrefillAttend_KV_INT8 != 0;
 typedef CacheRow<INT8>::Type Row;
 constant constexpr uint ROWS = PREFILL_ATTEND_ROWS, KEYS = 16;

@@ -12,7 +12,7 @@
 
 constant constexpr uint HEADS = PrefillAttendPrep_HEADS, KV_HEADS = PrefillAttendPrep_KV_HEADS;
 constant constexpr uint DH = PrefillAttendPrep_DH, ROTARY = PrefillAttendPrep_ROTARY;
-constant constexpr uint SKIPPED = PrefillAttendPrep_QUERIES ? 0 : HEADS;
+constant constexpr uint SKIPPED = PrefillAttendPrep_CACHE_ONLY ? HEADS : 0;
 constant constexpr bool INT8 = PrefillAttendPrep_KV_INT8 != 0;
 typedef CacheRow<INT8>::Type Row;
 

@@ -17,7 +17,7 @@ from lily.errors import (
     InternalError,
 )
 from lily.generation import Generation, Piece, Result, Stream, Timings, Usage
-from lily.loading import ABLATIONS
+from lily.loading import techniques
 from lily.memory import MemoryPlan, plan
 from lily.model import Model, ModelInfo
 from lily.perplexity import Perplexity, perplexity
@@ -27,7 +27,6 @@ from lily.session import Logits, Session, Snapshot
 __version__ = "0.1.0"
 
 __all__ = [
-    "ABLATIONS",
     "Cancelled",
     "CheckpointError",
     "ContextError",
@@ -52,5 +51,6 @@ __all__ = [
     "perplexity",
     "plan",
     "quantize",
+    "techniques",
     "unpack",
 ]

@@ -33,8 +33,13 @@ _PLAIN = (
 )
 
 
-ABLATIONS: dict[str, str] = dict(_core.techniques())
-"""What plans do to be fast, by name, and what they do instead where it is left out."""
+def techniques() -> dict[str, str]:
+    """What plans do to be fast, each of which can be left out to measure its worth.
+
+    Returns:
+        Name -> what a plan does without it.
+    """
+    return dict(_core.techniques())
 
 
 def core_options(

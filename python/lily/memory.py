@@ -90,7 +90,7 @@ def plan(
         kv: element type of the KV cache, as in `Model.load`.
         chunk: tokens of a prefill pass; None takes the device's choice.
         memory_limit: bytes that may be used; None takes what the device offers.
-        ablate: names of `ABLATIONS`.
+        ablate: names of `techniques()`.
         revision: branch, tag or commit of a hub checkpoint.
         offline: open no connection.
         progress: called with ("download", bytes done, bytes in all).

@@ -131,7 +131,7 @@ class Model:
             threads: of the CPU device; None is one for each physical core.
             chunk: tokens of a prefill pass; None takes the device's choice.
             memory_limit: bytes that weights and one session may take; None is what the device has.
-            ablate: names of `ABLATIONS`: what plans do to be fast, left out to measure its worth.
+            ablate: names of `techniques()` that plans shall leave out, to measure their worth.
             revision: branch, tag or commit of a hub checkpoint.
             offline: open no connection.
             progress: called with ("download" or "load", bytes done, bytes in all).
@@ -207,7 +207,7 @@ class Model:
         """The same weights, run without some of what makes plans fast: to measure its worth.
 
         Args:
-            names: of `ABLATIONS`.
+            names: of `techniques()`.
 
         Returns:
             A model beside this one; closing either leaves the other.

@@ -40,7 +40,7 @@ void Ops::prepare_rows(const Tensor& qkv, const Tensor& q_norm, const Tensor& k_
                                     .DH = c_.head_dim,
                                     .ROTARY = c_.rotary_dim,
                                     .KV_INT8 = options_.kv_int8,
-                                    .QUERIES = bool{q},
+                                    .CACHE_ONLY = !q,
                                     .EPS = c_.rms_norm_eps},
                                    [](auto& p, const Step& s) {
                                      p.rows = s.rows;
@@ -60,7 +60,10 @@ Tensor Ops::attend_project(const Tensor& x, const Tensor& norm, const Tensor& in
   const uint32_t width = c_.qkv_width();
   Tensor qkv = act({width});
   rec_.dispatch<AttendProject>({.x = x, .gamma = norm, .weight = in, .qkv = qkv},
-                               {.D = c_.hidden_size, .N = width, .EPS = c_.rms_norm_eps},
+                               {.D = c_.hidden_size,
+                                .N = width,
+                                .ROWS = product_rows(1),
+                                .EPS = c_.rms_norm_eps},
                                [](auto& p, const Step&) { p.rows = 1; });
   return qkv;
 }
@@ -78,7 +81,7 @@ Heads Ops::attend(const Tensor& qkv, const Tensor& q_norm, const Tensor& k_norm,
                                   .KV_HEADS = kv_heads,
                                   .DH = dh,
                                   .KV_INT8 = options_.kv_int8,
-                                  .PACKED = !without(Technique::gqa_packing)},
+                                  .APART = without(Technique::gqa_packing)},
                                  [](auto& p, const Step& s) {
                                    p.rows = s.rows;
                                    p.position = s.position;
@@ -109,8 +112,8 @@ Heads Ops::attend(const Tensor& qkv, const Tensor& q_norm, const Tensor& k_norm,
                          .MERGE = merge,
                          .PREPARED = 0,
                          .KV_INT8 = options_.kv_int8,
-                         .COALESCED = !without(Technique::coalesced_kv),
-                         .PACKED = !without(Technique::gqa_packing),
+                         .BY_KEY = without(Technique::coalesced_kv),
+                         .APART = without(Technique::gqa_packing),
                          .EPS = c_.rms_norm_eps},
                         [](auto& p, const Step& s) {
                           p.position = s.position;

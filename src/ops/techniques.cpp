@@ -13,7 +13,7 @@ constexpr TechniqueInfo all[] = {
     {"register_scan", "prefill: the delta rule's state lies in device memory between tokens"},
     {"chunked_prompts", "a prompt of up to 16,384 tokens is one pass"},
     {"last_layer_skip", "prefill: all chunks pass through all of the last layer"},
-    {"row_parallel", "decode: a simdgroup makes one row of a product at a time"},
+    {"row_parallel", "decode: a simdgroup makes one row (or pair of gate and up) at a time"},
     {"token_handover", "decode: the host reads each token and hands it to the next step"},
     {"concurrent_dispatch", "every dispatch waits for the one before"},
     {"fused_gate_up", "decode: top-k, gate and up, and their product are dispatches of their own"},

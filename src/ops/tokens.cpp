@@ -63,6 +63,7 @@ void Ops::project_add(const Heads& heads, const Tensor& weight, const Tensor& x)
        .N = c_.hidden_size,
        .HEADS = norm ? c_.linear_num_value_heads : 0,
        .PARTIALS = norm ? tuning_.delta_partials : 0,
+       .ROWS = product_rows(1),
        .EPS = c_.rms_norm_eps},
       [](auto& p, const Step&) { p.rows = 1; });
 }
@@ -87,6 +88,7 @@ void Ops::head(const Tensor& x, const Tensor& norm, const Tensor& weight) {
                        .VALID = c_.n_tokens,
                        .STORE = store,
                        .MAXIMA = tuning_.head_maxima,
+                       .ROWS = product_rows(1),
                        .EPS = c_.rms_norm_eps},
                       [](auto& p, const Step& s) { p.row = s.rows - 1; });
 }

@@ -164,7 +164,8 @@ uint32_t Engine::max_rows(PlanKind kind) const { return rows_of(kind, options_, 
 const Plan& Engine::plan(PlanOptions options) {
   options.max_rows = max_rows(options.kind);
   std::lock_guard lock(mutex_);
-  const auto key = std::tuple(options.kind, options.single_block, options.penalties, options.max_rows);
+  const auto key = std::tuple(options.kind, options.single_block, options.penalties,
+                              options.max_rows, options.tile_rows);
   auto found = plans_.find(key);
   if (found == plans_.end())
     found = plans_.emplace(key, record(*device_, model_, options_, options, true)).first;

@@ -73,7 +73,7 @@ class Engine {
   MemoryNeed need_;
   int process_;
   std::mutex mutex_;
-  std::map<std::tuple<PlanKind, bool, bool, uint32_t>, Plan> plans_;
+  std::map<std::tuple<PlanKind, bool, bool, uint32_t, uint32_t>, Plan> plans_;
 };
 
 }  // namespace lily

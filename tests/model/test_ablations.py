@@ -7,10 +7,15 @@ import pytest
 import lily
 
 GREEDY = lily.Sampling(temperature=0)
-DONE = (
-    "concurrent_dispatch",
-    "token_handover",
+NAMES = (
+    "register_scan",
     "chunked_prompts",
+    "row_parallel",
+    "token_handover",
+    "concurrent_dispatch",
+    "fused_gate_up",
+    "fused_down",
+    "fused_delta_norm",
     "last_layer_skip",
     "coalesced_kv",
     "gqa_packing",
@@ -26,7 +31,7 @@ def drawn(model: lily.Model, n: int) -> list[int]:
     return list(session.tokens)
 
 
-@pytest.mark.parametrize("name", DONE)
+@pytest.mark.parametrize("name", NAMES)
 def test_tokens_are_the_same_without(tiny: lily.Model, name: str) -> None:
     with tiny.without(name) as variant:
         assert variant.info.ablated == (name,)

@@ -69,11 +69,20 @@ def flattened(name: str, seen: set[str] | None = None) -> str:
 
 
 def run_source(
-    case: Case, source: str, groups: tuple[int, ...], threads: int, order: Order = "ahead"
+    case: Case,
+    source: str,
+    groups: tuple[int, ...],
+    threads: int,
+    order: Order = "ahead",
+    tensors: bool = False,
 ) -> tuple[list[Any], Result]:
     """What the detector says of a source for a case's kernel, and the outputs."""
     library = Library.compile(
-        source, mode="detect", name=f"{case.op}.metal", defines=_defines(case)
+        source,
+        mode="detect",
+        name=f"{case.op}.metal",
+        defines=_defines(case) | ({"LILY_TENSOR": "1"} if tensors else {}),
+        language="metal4.0" if tensors else "metal3.1",
     )
     fields = params_fields(case.op)
     packed = struct.pack(

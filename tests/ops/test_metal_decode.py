@@ -569,7 +569,7 @@ def test_attend(precision: str, shape: Any) -> None:
     check(attend(precision, *shape))
 
 
-@pytest.mark.parametrize("constants", [{"COALESCED": 0}, {"PACKED": 0}])
+@pytest.mark.parametrize("constants", [{"BY_KEY": 1}, {"APART": 1}])
 def test_attend_without_a_technique(constants: dict[str, int]) -> None:
     check(attend("fast", 2, 3, 96, 32, 700, 333, **constants))
     check(attend("float32", 1, 5, 32, 32, 40, None, **constants))
@@ -594,8 +594,8 @@ def test_attend_with_queries_and_cache_prepared() -> None:
     [
         ("fast", (2, 8, 256, 64, 130, None), {}),
         ("float32", (2, 8, 256, 64, 130, 128), {}),
-        ("fast", (3, 2, 96, 32, 70, 33), {"COALESCED": 0}),
-        ("float32", (1, 6, 32, 8, 0, None), {"PACKED": 0}),
+        ("fast", (3, 2, 96, 32, 70, 33), {"BY_KEY": 1}),
+        ("float32", (1, 6, 32, 8, 0, None), {"APART": 1}),
     ],
 )
 def test_attend_over_an_int8_cache(precision: str, shape: Any, constants: dict[str, int]) -> None:

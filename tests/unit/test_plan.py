@@ -69,6 +69,12 @@ ABLATED = {
     "token_handover": (253, 253, PROMPT, PROMPT - 30),  # embeds what the host hands over
     "concurrent_dispatch": (252, 252, PROMPT, PROMPT),
     "chunked_prompts": (252, 252, PROMPT, PROMPT - 30),
+    "row_parallel": (252, 252, PROMPT, PROMPT - 30),
+    "register_scan": (252, 252, PROMPT, PROMPT - 30),
+    # Of each expert layer: the choice, gate beside up, and their product instead of one dispatch.
+    "fused_gate_up": (252 + 40 * 3, 252 + 40 * 2, PROMPT, PROMPT - 30),
+    "fused_down": (252 + 40, 252 + 40, PROMPT, PROMPT - 30),
+    "fused_delta_norm": (252 + 30, 252 + 30, PROMPT, PROMPT - 30),
 }
 
 

@@ -28,7 +28,7 @@ void prepare_rows(const KernelCall& call, const PrefillAttendPrep::Host<ACT>& a)
       const uint32_t position = a.p.position + static_cast<uint32_t>(t);
       const Rotation rotation(position, a.frequencies, R / 2);
       const ACT *q = a.qkv + t * row_size, *k = q + 2 * H * DH, *v = k + HKV * DH;
-      for (uint32_t h = 0; h < H && a.c.QUERIES; ++h)
+      for (uint32_t h = 0; h < H && !a.c.CACHE_ONLY; ++h)
         norm_rotate(q + 2 * h * DH, a.q_norm, DH, a.c.EPS, rotation, R, scale,
                     a.q + (t * H + h) * DH);
       for (uint32_t h = 0; h < HKV; ++h) {
@@ -52,12 +52,12 @@ struct alignas(64) Softmax {
     store(sum, zero());
   }
 
-  // Turns the scores of n keys into e^(score - largest), in `p`. What was summed so far follows a
+  // Turns the scores of n keys into e^(score - largest), in `p`, by `factors` if there are any. What was summed so far follows a
   // change of `largest`; it moves in steps of 8, so that it rarely does, and the numbers stay below
   // e^4. A NaN leaves it alone, for the sake of the other rows.
   template <class P>
-  void take(const float* s, uint32_t n, uint32_t group, typename P::Cell* p, float* o,
-            uint32_t DH) {
+  void take(const float* s, uint32_t n, uint32_t group, const float* factors,
+            typename P::Cell* p, float* o, uint32_t DH) {
     const F old = load(largest);
     const F now = max(round(top(s, n) * set1(0.125f)) * set1(8.0f), old);
     if (reduce_max(now - old) > 0) rescale(exp(old - now) - exp(set1(-100.0f)), now, o, DH);
@@ -65,7 +65,7 @@ struct alignas(64) Softmax {
     F added = zero();
     for (uint32_t key = 0; key < n; key += 2) {
       const F even = load(s + key * lanes), odd = load(s + (key + 1) * lanes);
-      P::put(p, group, key, weigh(even), weigh(odd), added);
+      P::put(p, group, key, weigh(even), weigh(odd), factors, added);
     }
     store(sum, load(sum) + added);
   }
@@ -108,8 +108,9 @@ class Task {
     const Row *keys = all_keys.row(base), *values = all_values.row(base);
     for (uint32_t first = 0; first < n_keys; first += tile_keys) {
       const uint32_t n = std::min(tile_keys, n_keys - first);
-      products_.read_tile(activations(all_keys, base + first, n, memory().wide_keys),
-                          activations(all_values, base + first, n, memory().wide_values), n);
+      products_.read_tile(
+          activations(all_keys, base + first, n, memory().wide_keys, key_scales_),
+          activations(all_values, base + first, n, memory().wide_values, value_scales_), n);
       const uint32_t share = (tile_keys + n_blocks_ - 1) / n_blocks_;
       for (uint32_t block = 0; block < n_blocks_; ++block) {
         const uint32_t next = first + tile_keys + block * share;
@@ -124,6 +125,7 @@ class Task {
  private:
   using P = Products<ACT>;
   using Cell = typename P::Cell;
+  static constexpr bool scaled = CacheRows<Row>::scaled;
 
   struct Memory {
     Scratch tile, queries, probabilities, scores, output, softmax, wide_keys, wide_values;
@@ -151,18 +153,17 @@ class Task {
       __builtin_prefetch(rows + i, 0, 2);
   }
 
-  // n rows as they are, or codes times their scale.
-  const ACT* activations(const CacheRows<Row>& cache, size_t first, uint32_t n,
-                         Scratch& scratch) const {
-    if constexpr (CacheRows<Row>::scaled) {
-      ACT* wide = scratch.room<ACT>(size_t{n} * DH_);
-      for (uint32_t key = 0; key < n; ++key) {
-        const F scale = set1(*cache.scale(first + key));
-        const Row* codes = cache.row(first + key);
-        for (uint32_t d = 0; d < DH_; d += lanes)
-          store(wide + size_t{key} * DH_ + d, load(codes + d) * scale);
-      }
-      return wide;
+  // n rows as they are, or codes, which are exact as activations, and their scales: scores and
+  // probabilities take those.
+  const ACT* activations(const CacheRows<Row>& cache, size_t first, uint32_t n, Scratch& scratch,
+                         float* scales) const {
+    if constexpr (scaled) {
+      ACT* codes = scratch.room<ACT>(size_t{n} * DH_);
+      for (size_t i = 0; i < size_t{n} * DH_; i += lanes)
+        store(codes + i, load(cache.row(first) + i));
+      std::copy_n(cache.scale(first), n, scales);
+      std::fill(scales + n, scales + tile_keys, 0.0f);
+      return codes;
     } else {
       return cache.row(first);
     }
@@ -187,8 +188,11 @@ class Task {
     for (uint32_t g = 0; g < groups; ++g) {
       const uint32_t group = block * groups + g;
       float* s = scores_ + g * tile_keys * lanes;
+      for (uint32_t key = 0; scaled && key < n; ++key)
+        store(s + key * lanes, load(s + key * lanes) * set1(key_scales_[key]));
       if (first + n - 1 > position(row_of(group, 0))) hide_later(first, n, group, s);
-      softmax_[group].template take<P>(s, n, g, probabilities_, output(group), DH_);
+      softmax_[group].template take<P>(s, n, g, scaled ? value_scales_ : nullptr, probabilities_,
+                                       output(group), DH_);
     }
     products_.accumulate(probabilities_, n, output(block * groups));
   }
@@ -231,6 +235,7 @@ class Task {
   Cell *const queries_, *const probabilities_;
   float *const scores_, *const output_;
   Softmax* const softmax_;
+  float key_scales_[tile_keys], value_scales_[tile_keys];  // of a tile's int8 rows
 };
 
 }  // namespace

@@ -12,11 +12,17 @@ namespace lily::metal {
 
 namespace {
 
+// About as many rows as an expert has: more would be empty, fewer expand its weights more often.
+uint32_t tile_rows(uint32_t rows, uint32_t experts) {
+  return rows < 24ull * experts ? 16 : rows < 96ull * experts ? 32 : 64;
+}
+
 Tuning tuning_numbers() {
   Tuning t;
   t.delta_partials = DELTA_STEP_PARTIALS;
   t.head_maxima = HEAD_MAXIMA;
   t.chunk = 2048;
+  t.tile_rows = tile_rows;
   return t;
 }
 
@@ -76,6 +82,8 @@ MetalDevice::MetalDevice()
   queue_ = Ref<MTLCommandQueue>::taking(device_->newCommandQueue());
   fence_ = Ref<MTLFence>::taking(device_->newFence());
   if (!queue_ || !fence_) throw DeviceError(info_.description + ": no command queue");
+  tier_ = find_tier(device_.get(), queue_.get());
+  if (tier_.tensors) info_.description += ", tensor operations";
   residency_ = std::make_shared<Residency>(device_.get(), queue_.get());
   unbound_ = allocate(256, "unbound slots");
 }
@@ -114,11 +122,15 @@ const Kernel* MetalDevice::kernel(const Contract& contract, std::span<const std:
   if (!grid || !has_kernel(contract.name))
     throw InternalError("metal: no kernel " + std::string(contract.name));
   std::string head = definitions(contract, constants, precision, weights);
+  if (tier_.half_tiles) head += half_tiles_definition;
   std::lock_guard lock(kernels_mutex_);
   std::shared_ptr<MetalKernel>& kernel = kernels_[{contract.name, head}];
   if (!kernel) {
-    kernel = std::make_shared<MetalKernel>(contract, *grid, constants,
-                                           head + kernel_text(contract.name));
+    const std::string text = kernel_text(contract.name);
+    // float32 stays float32: tensor operations take bf16.
+    const bool tensors = tier_.tensors && precision == Precision::fast &&
+                         text.find("LILY_TENSOR") != std::string::npos;
+    kernel = std::make_shared<MetalKernel>(contract, *grid, constants, head + text, tensors);
     compiler_.compile(kernel);
   }
   return kernel.get();

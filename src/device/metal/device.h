@@ -10,6 +10,7 @@
 #include "device/metal/compiler.h"
 #include "device/metal/objc.h"
 #include "device/metal/residency.h"
+#include "device/metal/tier.h"
 
 namespace lily::metal {
 
@@ -34,6 +35,8 @@ class MetalDevice final : public Device {
                        std::span<const PackSpec* const> weights) override;
   std::unique_ptr<CommandBuffer> command_buffer() override;
 
+  const Tier& tier() const { return tier_; }
+
   // Encodes and commits. Throws DeviceError if the device is lost.
   void submit(Work&);
   // Waits, and sets the work's error or timing.
@@ -44,6 +47,7 @@ class MetalDevice final : public Device {
   Tuning tuning_;
   Ref<MTLDevice> device_;
   Ref<MTLCommandQueue> queue_;
+  Tier tier_;
   std::shared_ptr<Residency> residency_;  // buffers may outlive the device
   std::shared_ptr<Buffer> unbound_;       // what slots without a buffer get
   size_t max_buffer_bytes_ = 0;

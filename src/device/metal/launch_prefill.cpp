@@ -76,20 +76,20 @@ Launch delta_scan(const PrefillDeltaScan::Constants& c, const PrefillDeltaScan::
 
 // Heads of queries, keys and values × rows.
 Launch attend_prep(const PrefillAttendPrep::Constants& c, const PrefillAttendPrep::Params& p) {
-  const uint32_t heads = (c.QUERIES ? c.HEADS : 0) + 2 * c.KV_HEADS;
+  const uint32_t heads = (c.CACHE_ONLY ? 0 : c.HEADS) + 2 * c.KV_HEADS;
   return {{ceil_div(heads, PREFILL_SIMDGROUPS), p.rows, 1}, row_threads};
 }
 
 // Groups of query heads that share a key/value head × blocks of their query rows.
 Launch attend(const PrefillAttend::Constants& c, const PrefillAttend::Params& p) {
-  const uint32_t sharing = c.PACKED ? c.HEADS / c.KV_HEADS : 1;
+  const uint32_t sharing = c.APART ? 1 : c.HEADS / c.KV_HEADS;
   return {{c.HEADS / sharing, ceil_div(p.rows * sharing, PREFILL_ATTEND_ROWS), 1},
           lanes * PREFILL_ATTEND_SIMDGROUPS};
 }
 
 // Tiles of a product of so many rows and outputs.
-Launch tiles(uint32_t rows, uint32_t outputs) {
-  return {{ceil_div(rows, PREFILL_TILE_ROWS), ceil_div(outputs, PREFILL_TILE_OUTPUTS), 1},
+Launch tiles(uint32_t rows, uint32_t outputs, uint32_t tile_rows = PREFILL_TILE_ROWS) {
+  return {{ceil_div(rows, tile_rows), ceil_div(outputs, PREFILL_TILE_OUTPUTS), 1},
           tile_threads};
 }
 // A gated tile has so many outputs.
@@ -122,19 +122,19 @@ Launch route(const PrefillRoute::Constants& c, const PrefillRoute::Params& p) {
 
 // Tiles of `rows` grouped rows, however the router spreads them: beyond what the rows fill, each
 // expert that has some adds one that is not full.
-uint32_t most_tiles(uint32_t rows, uint32_t experts) {
-  constexpr uint64_t tile = PREFILL_TILE_ROWS;
-  return static_cast<uint32_t>((rows + (tile - 1) * std::min(experts, rows)) / tile);
+uint32_t most_tiles(uint32_t rows, uint32_t experts, uint64_t tile_rows) {
+  return static_cast<uint32_t>((rows + (tile_rows - 1) * std::min(experts, rows)) / tile_rows);
 }
 
 Launch experts_up(const PrefillExpertsUp::Constants& c, const PrefillExpertsUp::Params& p) {
-  return {{most_tiles(p.rows * c.TOP, c.EXPERTS), ceil_div(c.F, gated_outputs), 1}, tile_threads};
+  return {{most_tiles(p.rows * c.TOP, c.EXPERTS, c.TILE_ROWS), ceil_div(c.F, gated_outputs), 1},
+          tile_threads};
 }
 
 // The shared expert's rows, then the grouped ones.
 Launch experts_down(const PrefillExpertsDown::Constants& c, const PrefillExpertsDown::Params& p) {
-  Launch launch = tiles(p.rows, c.D);
-  launch.groups[0] += most_tiles(p.rows * c.TOP, c.EXPERTS);
+  Launch launch = tiles(p.rows, c.D, c.TILE_ROWS);
+  launch.groups[0] += most_tiles(p.rows * c.TOP, c.EXPERTS, c.TILE_ROWS);
   return launch;
 }
 

@@ -15,6 +15,8 @@ struct Settings {
   std::atomic<int> order;
   std::atomic<uint64_t> seed;
   std::atomic<int> system;
+  std::atomic<int> told_major, told_minor;  // what a process is told of it
+  std::atomic<int> chip;  // n of Mn
   std::atomic<uint64_t> memory, width, max_threads;
   // Counted down; the one that reaches 0 fails.
   std::atomic<int64_t> fail_allocation, fail_library, fail_pipeline, fail_command_buffer;
