@@ -95,22 +95,28 @@ Heads Ops::attend(const Tensor& qkv, const Tensor& q_norm, const Tensor& k_norm,
     partial = f32({tuning_.max_blocks, heads, dh});
     extent = f32({tuning_.max_blocks, heads, 2});
   }
+  const bool apart = without(Technique::fused_qk_prep);
+  Tensor q;
+  if (apart) {
+    q = act({heads, dh});
+    prepare_rows(qkv, q_norm, k_norm, frequencies, n, q);
+  }
   rec_.dispatch<Attend>({.qkv = qkv,
-                         .q_norm = q_norm,
-                         .k_norm = k_norm,
-                         .frequencies = frequencies,
+                         .q_norm = apart ? Tensor{} : q_norm,
+                         .k_norm = apart ? Tensor{} : k_norm,
+                         .frequencies = apart ? Tensor{} : frequencies,
                          .keys = keys,
                          .values = values,
                          .u = merge ? Tensor{} : u,
                          .partial = partial,
                          .extent = extent,
-                         .q = {}},
+                         .q = q},
                         {.HEADS = heads,
                          .KV_HEADS = kv_heads,
                          .DH = dh,
                          .ROTARY = c_.rotary_dim,
                          .MERGE = merge,
-                         .PREPARED = 0,
+                         .PREPARED = apart,
                          .KV_INT8 = options_.kv_int8,
                          .BY_KEY = without(Technique::coalesced_kv),
                          .APART = without(Technique::gqa_packing),

@@ -23,7 +23,9 @@ NAMES = (
     "concurrent_dispatch",
     "fused_gate_up",
     "fused_down",
+    "fused_qk_prep",
     "fused_delta_norm",
+    "tile_rows_by_load",
     "last_layer_skip",
     "coalesced_kv",
     "gqa_packing",
@@ -35,6 +37,7 @@ ON_METAL = (
     "row_parallel",
     "fused_gate_up",
     "fused_down",
+    "fused_qk_prep",
     "fused_delta_norm",
 )
 

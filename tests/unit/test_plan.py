@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import lily
 import random_checkpoint
 from lily import _core
 from lily.config import parse_config
@@ -78,6 +81,7 @@ ABLATED = {
     # Of each expert layer: the choice, gate beside up, and their product instead of one dispatch.
     "fused_gate_up": (252 + 40 * 3, 252 + 40 * 2, PROMPT, PROMPT - 30),
     "fused_down": (252 + 40, 252 + 40, PROMPT, PROMPT - 30),
+    "fused_qk_prep": (252 + 10, 252 + 10, PROMPT, PROMPT - 30),
     "fused_delta_norm": (252 + 30, 252 + 30, PROMPT, PROMPT - 30),
 }
 
@@ -99,6 +103,15 @@ def test_the_last_layer_of_other_chunks_is_skipped() -> None:
     keys_and_values, experts = 2 * 512 / 9216 * 10.6e6, 458e6
     saved = without["weight_bytes"] - found["weight_bytes"]
     assert saved == pytest.approx(experts + 10.6e6 - keys_and_values + 4.7e6, rel=0.05)
+
+
+def test_the_guide_counts_the_same() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "measuring.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+) \| (\d+) \|$", guide, re.M)
+    assert [name for name, *_ in rows] == list(lily.techniques())
+    for name, *counts in rows:
+        found = [stats(kind, ablate=[name])["dispatches"] for kind in ("next_greedy", "prompt")]
+        assert found == [int(count) for count in counts], name
 
 
 def test_bytes_of_a_decoded_token() -> None:
