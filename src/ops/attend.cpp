@@ -9,19 +9,19 @@
 
 namespace lily {
 
-// Declared without its size, which only the session knows: a hazard covers the whole buffer.
+// Declared as one position of activations; a hazard covers the whole buffer.
 Tensor Ops::cache(Role role, uint32_t n) {
-  return rec_.binding(role, n, SlotType::cache, {});
+  return rec_.binding(role, n, SlotType::cache, {c_.num_key_value_heads, c_.head_dim});
 }
 
 // Columns from `first` on.
 Tensor Ops::project_rows(const Tensor& x, const Tensor& norm, const Tensor& in, uint32_t first) {
   const uint32_t width = c_.qkv_width();
-  Tensor qkv = act({rows(), width});
-  rec_.dispatch<PrefillAttendProject>({.y = normed(x, norm), .weight = in, .qkv = qkv},
+  Tensor qkv = act({rows(), width}), weight = expanded(in);
+  rec_.dispatch<PrefillAttendProject>({.y = normed(x, norm), .weight = weight, .qkv = qkv},
                                       {.D = c_.hidden_size, .N = width, .FIRST = first},
                                       [](auto& p, const Step& s) { p.rows = s.rows; },
-                                      {{2, in.bytes * (width - first) / width}});
+                                      {{2, weight.bytes * (width - first) / width}});
   return qkv;
 }
 
@@ -89,28 +89,32 @@ Heads Ops::attend(const Tensor& qkv, const Tensor& q_norm, const Tensor& k_norm,
                                  });
     return {u, {}};
   }
-  const bool merge = !options_.single_block;
-  Tensor u = act({heads, dh}), partial, extent;
+  const bool merge = !options_.single_block, prepared = without(Technique::fused_qk_prep);
+  Tensor u = act({heads, dh}), partial, extent, q;
+  if (prepared) {
+    q = act({heads, dh});
+    prepare_rows(qkv, q_norm, k_norm, frequencies, n, q);
+  }
   if (merge) {
     partial = f32({tuning_.max_blocks, heads, dh});
     extent = f32({tuning_.max_blocks, heads, 2});
   }
   rec_.dispatch<Attend>({.qkv = qkv,
-                         .q_norm = q_norm,
-                         .k_norm = k_norm,
-                         .frequencies = frequencies,
+                         .q_norm = prepared ? Tensor{} : q_norm,
+                         .k_norm = prepared ? Tensor{} : k_norm,
+                         .frequencies = prepared ? Tensor{} : frequencies,
                          .keys = keys,
                          .values = values,
                          .u = merge ? Tensor{} : u,
                          .partial = partial,
                          .extent = extent,
-                         .q = {}},
+                         .q = q},
                         {.HEADS = heads,
                          .KV_HEADS = kv_heads,
                          .DH = dh,
                          .ROTARY = c_.rotary_dim,
                          .MERGE = merge,
-                         .PREPARED = 0,
+                         .PREPARED = prepared,
                          .KV_INT8 = options_.kv_int8,
                          .BY_KEY = without(Technique::coalesced_kv),
                          .APART = without(Technique::gqa_packing),
