@@ -277,7 +277,7 @@ def test_a_chip_with_tensor_operations(checkpoint: Callable[..., Path]) -> None:
     exact = logits("cpu", "float32")
     # Weights in bf16 add little to what activations in bf16 cost on any device.
     found, expected = logits("metal", "fast"), logits("cpu", "fast")
-    assert relative_rms(found, exact) < 1.5 * relative_rms(expected, exact)
+    assert np.median(relative_rms(found, exact)) < 1.5 * np.median(relative_rms(expected, exact))
 
 
 @pytest.mark.skipif(not SOFTMETAL, reason="only the software Metal fails when told to")
