@@ -66,6 +66,7 @@ PROMPT = 1 + 30 * 7 + 10 * 5 + 40 * 7 + 1
 # name: dispatches and stages of a decoded token, and of a prompt's last chunk
 ABLATED = {
     "coalesced_kv": (252, 252, PROMPT, PROMPT - 30),
+    "fused_qk_prep": (262, 262, PROMPT, PROMPT - 30),
     "gqa_packing": (252, 252, PROMPT, PROMPT - 30),
     "last_layer_skip": (252, 252, PROMPT, PROMPT - 30),  # a last chunk goes through it anyway
     "split_kv": (252, 252, PROMPT, PROMPT - 30),

@@ -183,13 +183,6 @@ def test_many_attention_blocks(
             assert drawn(model, n, 6, GREEDY) == drawn(models[0], n, 6, GREEDY)
 
 
-@pytest.mark.parametrize("name", ["coalesced_kv", "gqa_packing", "last_layer_skip"])
-def test_tokens_are_the_same_without(models: tuple[lily.Model, lily.Model], name: str) -> None:
-    _, metal = models
-    with metal.without(name) as variant:
-        assert drawn(variant, 70, 8, GREEDY) == drawn(metal, 70, 8, GREEDY)
-
-
 def test_an_int8_cache(checkpoint: Callable[..., Path]) -> None:
     if SOFTMETAL:
         _testing.fake_set("mode", "plain")
