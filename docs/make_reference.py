@@ -31,7 +31,7 @@ GROUPS = {
     "Converting": ("quantize", "unpack"),
     "Generating": ("Generation", "Stream", "Piece", "Result", "Usage", "Timings", "Sampling"),
     "Sessions": ("Session", "Logits", "Snapshot"),
-    "Measuring": ("perplexity", "Perplexity"),
+    "Measuring": ("perplexity", "Perplexity", "techniques"),
     "Errors": (
         "Error",
         "CheckpointError",

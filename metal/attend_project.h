@@ -4,7 +4,7 @@
 namespace lily {
 
 struct AttendProject_Params { uint32_t rows; };  // 1
-#define AttendProject_CONSTANTS(C) C(uint32_t, D) C(uint32_t, N) C(float, EPS)
+#define AttendProject_CONSTANTS(C) C(uint32_t, D) C(uint32_t, N) C(uint32_t, ROWS) C(float, EPS)
 #define AttendProject_SLOTS(READ, WRITE, UPDATE)                                            \
   READ  (1, x,      float,  "[D] residual stream")                                          \
   READ  (2, gamma,  float,  "[D] norm weight")                                              \

@@ -13,7 +13,7 @@ kernel void attend_project(LILY_ARGUMENTS(AttendProject),
                            uint3 group [[threadgroup_position_in_grid]],
                            uint simdgroup [[simdgroup_index_in_threadgroup]],
                            uint lane [[thread_index_in_simdgroup]]) {
-  constexpr uint R = ATTEND_PROJECT_ROWS;
+  constexpr uint R = LILY_ROWS(AttendProject_ROWS, ATTEND_PROJECT_ROWS);
 
   RowProduct<AttendProject_weight, NormedInput, R> product;
   product.weight = weight;

@@ -10,7 +10,8 @@
 // Slots are numbered 1…n in order. UPDATE means read and written. A slot's type is float,
 // uint32_t, ACT (activations: bfloat in the fast build, float in the float32 build) or packed
 // (weights, in whatever form the device's pack() gave them). Params hold 4- and 8-byte scalars,
-// constants are uint32_t or float. This file is the only place with platform conditions.
+// constants are uint32_t or float. A constant ROWS is how many rows of a weight a simdgroup makes at
+// a time, 0 as many as the device likes; pairs of gate and up take two. This file is the only place with platform conditions.
 #pragma once
 
 #ifdef __METAL_VERSION__

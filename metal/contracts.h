@@ -9,8 +9,11 @@
 #include "delta_project.h"
 #include "delta_step.h"
 #include "embed.h"
+#include "experts_down.h"
 #include "experts_down_add.h"
+#include "experts_project.h"
 #include "experts_up.h"
+#include "gated_product.h"
 #include "head.h"
 #include "prefill_attend.h"
 #include "prefill_attend_prep.h"
@@ -48,6 +51,9 @@ inline std::span<const Contract* const> all_contracts() {
       &RouteShared::contract,
       &ExpertsUp::contract,
       &ExpertsDownAdd::contract,
+      &ExpertsProject::contract,
+      &GatedProduct::contract,
+      &ExpertsDown::contract,
       &Head::contract,
       &SampleGreedy::contract,
       &Sample::contract,

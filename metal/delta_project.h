@@ -6,7 +6,8 @@ namespace lily {
 
 struct DeltaProject_Params { uint32_t position; };
 #define DeltaProject_CONSTANTS(C) \
-  C(uint32_t, D) C(uint32_t, CHANNELS) C(uint32_t, VALUES) C(uint32_t, HEADS) C(float, EPS)
+  C(uint32_t, D) C(uint32_t, CHANNELS) C(uint32_t, VALUES) C(uint32_t, HEADS) \
+  C(uint32_t, ROWS) C(float, EPS)
 #define DeltaProject_SLOTS(READ, WRITE, UPDATE)                                       \
   READ  (1, x,      float,  "[D] residual stream")                                    \
   READ  (2, gamma,  float,  "[D] norm weight")                                        \

@@ -15,7 +15,7 @@ kernel void delta_project(LILY_ARGUMENTS(DeltaProject),
                           uint3 group [[threadgroup_position_in_grid]],
                           uint simdgroup [[simdgroup_index_in_threadgroup]],
                           uint lane [[thread_index_in_simdgroup]]) {
-  constexpr uint R = DELTA_PROJECT_ROWS;
+  constexpr uint R = LILY_ROWS(DeltaProject_ROWS, DELTA_PROJECT_ROWS);
   constexpr uint channels = DeltaProject_CHANNELS, values = DeltaProject_VALUES;
   constexpr uint n = channels + values + 2 * DeltaProject_HEADS;
 

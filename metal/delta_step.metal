@@ -2,7 +2,7 @@
 //   q, k, v = silu(conv(ring)); q, k l2-normalised, q scaled by DK^-1/2
 //   g = exp(decay · softplus(a + dt_bias)), β = sigmoid(b)
 //   with the old S:  δ = β (v - g S k);  o = g S q + δ (k · q);  S' = g S + δ kᵀ
-//   u = o ⊙ gamma ⊙ silu(z);  squares = Σ o² over the threadgroup's rows
+//   u = o ⊙ gamma ⊙ silu(z);  squares = Σ o² over the threadgroup's rows; or only o, if RAW
 //
 // Threadgroups: HEADS × PARTIALS, each with DV / PARTIALS rows of a head's state, shared out among
 // its simdgroups. The state is nearly all that is read and written, once each: a lane holds DK / 32
@@ -98,7 +98,7 @@ kernel void delta_step(LILY_ARGUMENTS(DeltaStep),
   const float g = precise::exp(decay[head] * softplus(gates[heads + head] + decay[heads + head]));
   const float beta = sigmoid(gates[head]);
 
-  float o = 0.0f;
+  float result = 0.0f;
   for (uint row = begin; row < end; row += batch) {
     const ulong at = ulong(head * dv + first) * dk;
     float state[batch][per_lane];
@@ -115,15 +115,19 @@ kernel void delta_step(LILY_ARGUMENTS(DeltaStep),
       const float wanted = simd_shuffle(v, ushort(min(row + b, end - 1) - begin));
       const float delta = beta * (wanted - g * along_k);
       for (uint i = 0; i < per_lane; i++) state[b][i] = g * state[b][i] + delta * k[i];
-      if (row + b - begin == lane) o = g * along_q + delta * kq;
+      if (row + b - begin == lane) result = g * along_q + delta * kq;
     }
     for (uint b = 0; b < batch; b++)
       if (row + b < end) store_state<per_lane>(state_out + at + (row + b) * dk, lane, state[b]);
   }
-  if (!own) o = 0.0f;
-  if (own) u[mine] = ACT(o * gamma[mine - head * dv] * silu(float(z[mine])));
+  if (DeltaStep_RAW) {
+    if (own) o[mine] = result;
+    return;
+  }
+  if (!own) result = 0.0f;
+  if (own) u[mine] = ACT(result * gamma[mine - head * dv] * silu(float(z[mine])));
 
-  const float square = simd_sum(o * o);
+  const float square = simd_sum(result * result);
   if (lane == 0) sums[simdgroup] = square;
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (index == 0) {

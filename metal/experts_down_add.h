@@ -5,7 +5,7 @@ namespace lily {
 
 struct ExpertsDownAdd_Params { uint32_t rows; };  // 1
 #define ExpertsDownAdd_CONSTANTS(C) \
-  C(uint32_t, D) C(uint32_t, TOP) C(uint32_t, F) C(uint32_t, SHARED)
+  C(uint32_t, D) C(uint32_t, TOP) C(uint32_t, F) C(uint32_t, SHARED) C(uint32_t, ROWS)
 #define ExpertsDownAdd_SLOTS(READ, WRITE, UPDATE)                                     \
   READ  (1, h,             ACT,      "[TOP, F]")                                      \
   READ  (2, shared,        ACT,      "[SHARED]")                                      \

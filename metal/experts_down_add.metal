@@ -16,7 +16,7 @@ kernel void experts_down_add(LILY_ARGUMENTS(ExpertsDownAdd),
                              uint3 group [[threadgroup_position_in_grid]],
                              uint simdgroup [[simdgroup_index_in_threadgroup]],
                              uint lane [[thread_index_in_simdgroup]]) {
-  constexpr uint R = EXPERTS_DOWN_ADD_ROWS, top = ExpertsDownAdd_TOP;
+  constexpr uint R = LILY_ROWS(ExpertsDownAdd_ROWS, EXPERTS_DOWN_ADD_ROWS), top = ExpertsDownAdd_TOP;
   const uint first = (group.x * EXPERTS_DOWN_ADD_SIMDGROUPS + simdgroup) * R;
 
   RowProduct<ExpertsDownAdd_shared_weight, PlainInput, R> common;

@@ -6,7 +6,8 @@ namespace lily {
 
 struct ExpertsUp_Params { uint32_t rows; };  // 1
 #define ExpertsUp_CONSTANTS(C) \
-  C(uint32_t, D) C(uint32_t, EXPERTS) C(uint32_t, TOP) C(uint32_t, F) C(float, EPS)
+  C(uint32_t, D) C(uint32_t, EXPERTS) C(uint32_t, TOP) C(uint32_t, F) C(uint32_t, ROWS) \
+  C(float, EPS)
 #define ExpertsUp_SLOTS(READ, WRITE, UPDATE)                                             \
   READ  (1, x,      float,    "[D] residual stream")                                     \
   READ  (2, gamma,  float,    "[D] norm weight")                                         \

@@ -3,7 +3,9 @@
 #pragma once
 
 // Decode. ROWS: rows of the weight for each simdgroup; SIMDGROUPS: of a threadgroup. Fewer rows
-// where a projection is short, so that enough simdgroups run to keep memory busy.
+// where a projection is short, so that enough simdgroups run to keep memory busy. A constant ROWS
+// that is not 0 takes their place.
+#define LILY_ROWS(asked, usual) ((asked) != 0 ? (asked) : (usual))
 #define DELTA_PROJECT_ROWS 4
 #define DELTA_PROJECT_SIMDGROUPS 2
 #define ATTEND_PROJECT_ROWS 4
@@ -16,6 +18,7 @@
 #define EXPERTS_UP_SIMDGROUPS 2
 #define EXPERTS_DOWN_ADD_ROWS 2
 #define EXPERTS_DOWN_ADD_SIMDGROUPS 2
+#define GATED_PRODUCT_THREADS 256
 #define HEAD_ROWS 8  // at a time
 #define HEAD_SIMDGROUPS 8
 // Rows of the vocabulary for each threadgroup of `head`.
@@ -39,7 +42,7 @@
 #define PREFILL_COMBINE_THREADS 256     // four columns each
 #define PREFILL_DELTA_SCAN_ROWS 8       // rows of the state of a simdgroup, four lanes each
 #define PREFILL_DELTA_SCAN_SIMDGROUPS 2
-#define PREFILL_TILE_ROWS 64            // of a tile of a product: rows, and outputs of a weight
+#define PREFILL_TILE_ROWS 64            // of a tile of a dense product, and outputs of a weight
 #define PREFILL_TILE_OUTPUTS 64
 #define PREFILL_TILE_SIMDGROUPS 4
 #define PREFILL_ATTEND_ROWS 32          // query rows of a threadgroup

@@ -7,7 +7,7 @@ namespace lily {
 struct Head_Params { uint32_t row; };
 #define Head_CONSTANTS(C)                                                       \
   C(uint32_t, D) C(uint32_t, V) C(uint32_t, VALID) C(uint32_t, STORE)           \
-  C(uint32_t, MAXIMA) C(float, EPS)
+  C(uint32_t, MAXIMA) C(uint32_t, ROWS) C(float, EPS)
 #define Head_SLOTS(READ, WRITE, UPDATE)                                                   \
   READ  (1, x,      float,    "[> row, D] residual stream")                               \
   READ  (2, gamma,  float,    "[D] final norm weight")                                    \

@@ -19,7 +19,7 @@ kernel void head(LILY_ARGUMENTS(Head),
                  uint lane [[thread_index_in_simdgroup]]) {
   threadgroup float values[HEAD_SIMDGROUPS];
   threadgroup uint indices[HEAD_SIMDGROUPS];
-  constexpr uint R = HEAD_ROWS, step = R * HEAD_SIMDGROUPS;
+  constexpr uint R = LILY_ROWS(Head_ROWS, HEAD_ROWS), step = R * HEAD_SIMDGROUPS;
   constexpr uint valid = Head_VALID < Head_V ? Head_VALID : Head_V;
   constexpr uint span = HEAD_SPAN(Head_V, Head_MAXIMA);
 

@@ -13,12 +13,12 @@ kernel void prefill_attend_project(LILY_ARGUMENTS(PrefillAttendProject),
                                    uint3 group [[threadgroup_position_in_grid]],
                                    uint simdgroup [[simdgroup_index_in_threadgroup]],
                                    uint lane [[thread_index_in_simdgroup]]) {
-  LILY_TILE_MEMORY
+  LILY_TILE_MEMORY(PREFILL_TILE_ROWS)
   const TileThread me = LILY_TILE_THREAD(simdgroup, lane);
   const uint row = group.x * PREFILL_TILE_ROWS;
   if (row >= p.rows) return;
   const Rows rows = {y + ulong(row) * PrefillAttendProject_D, PrefillAttendProject_D};
   const StoreSink<ACT, PrefillAttendProject_N> sink = {qkv, row, group.y * PREFILL_TILE_OUTPUTS};
-  tile_product<PrefillAttendProject_weight>(me, weight, rows, sink,
+  tile_product<PREFILL_TILE_ROWS, PrefillAttendProject_weight>(me, weight, rows, sink,
                                             min(p.rows - row, uint(PREFILL_TILE_ROWS)));
 }

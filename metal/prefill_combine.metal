@@ -17,12 +17,13 @@ kernel void prefill_combine(LILY_ARGUMENTS(PrefillCombine),
   constexpr uint D = PrefillCombine_D, TOP = PrefillCombine_TOP;
   const uint column = 4 * (group.x * PREFILL_COMBINE_THREADS + within.x), row = group.y;
   if (column >= D || row >= p.rows) return;
-  device const uint* places = inv + ulong(row) * TOP;
   device const float* weights = shares + ulong(row) * (TOP + 1);
 
   float4 sum = float4(0.0f);
   for (uint i = 0; i < TOP; i++)
-    sum = fma(float4(weights[i]), columns(out, places[i], column), sum);
+    sum = fma(float4(weights[i]),
+              columns(out, PrefillCombine_GROUPED ? inv[ulong(row) * TOP + i] : row * TOP + i, column),
+              sum);
   sum = fma(float4(weights[TOP]), columns(shared_out, row, column), sum);
   device float4* to = (device float4*)(x + ulong(row) * D + column);
   *to = *to + sum;

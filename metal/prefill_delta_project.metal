@@ -39,12 +39,12 @@ kernel void prefill_delta_project(LILY_ARGUMENTS(PrefillDeltaProject),
                                   uint3 group [[threadgroup_position_in_grid]],
                                   uint simdgroup [[simdgroup_index_in_threadgroup]],
                                   uint lane [[thread_index_in_simdgroup]]) {
-  LILY_TILE_MEMORY
+  LILY_TILE_MEMORY(PREFILL_TILE_ROWS)
   const TileThread me = LILY_TILE_THREAD(simdgroup, lane);
   const uint row = group.x * PREFILL_TILE_ROWS;
   if (row >= p.rows) return;
   const Rows rows = {y + ulong(row) * PrefillDeltaProject_D, PrefillDeltaProject_D};
   const DeltaInputsSink sink = {qkv, z, gates, row, group.y * PREFILL_TILE_OUTPUTS};
-  tile_product<PrefillDeltaProject_weight>(me, weight, rows, sink,
+  tile_product<PREFILL_TILE_ROWS, PrefillDeltaProject_weight>(me, weight, rows, sink,
                                            min(p.rows - row, uint(PREFILL_TILE_ROWS)));
 }

@@ -7,6 +7,9 @@
 // for the one before, so what the next token reads is loaded while this one is computed, and kept
 // as it comes, in half the registers.
 //
+// IN_MEMORY, to measure what the registers are worth: the state is read and written for each token.
+// `o` is stored in between and might be the same memory, so no compiler keeps it in registers.
+//
 // A lane's keys are members of a nest of structs instead of an array: no compiler option decides
 // whether they stay in registers.
 #include "prefill_delta_scan.h"
@@ -92,6 +95,7 @@ kernel void prefill_delta_scan(LILY_ARGUMENTS(PrefillDeltaScan),
 
   Row<DK / 16> state;
   state.load(state_in + at);
+  if (PrefillDeltaScan_IN_MEMORY) state.store(state_out + at);
   Token now, next;
   for (uint t = 0; t <= p.rows; t++) {
     if (t < p.rows) {
@@ -102,13 +106,15 @@ kernel void prefill_delta_scan(LILY_ARGUMENTS(PrefillDeltaScan),
       next.beta = steps[ulong(t) * (2 * HEADS) + HEADS];
     }
     if (t > 0) {
+      if (PrefillDeltaScan_IN_MEMORY) state.load(state_out + at);
       const float known = over_lanes(state.dot(now.k, float4(0.0f)));
       const float delta = now.beta * (now.v - now.g * known);
       state.advance(now.g, delta, now.k);
+      if (PrefillDeltaScan_IN_MEMORY) state.store(state_out + at);
       const float read = over_lanes(state.dot(now.q, float4(0.0f)));
       if (share == 0) o[ulong(t - 1) * (HEADS * DV)] = read;
     }
     now = next;
   }
-  state.store(state_out + at);
+  if (!PrefillDeltaScan_IN_MEMORY) state.store(state_out + at);
 }

@@ -5,7 +5,8 @@ namespace lily {
 
 struct PrefillExpertsDown_Params { uint32_t rows; };
 #define PrefillExpertsDown_CONSTANTS(C) \
-  C(uint32_t, D) C(uint32_t, EXPERTS) C(uint32_t, TOP) C(uint32_t, F) C(uint32_t, SHARED)
+  C(uint32_t, D) C(uint32_t, EXPERTS) C(uint32_t, TOP) C(uint32_t, F) C(uint32_t, SHARED) \
+  C(uint32_t, TILE_ROWS)
 #define PrefillExpertsDown_SLOTS(READ, WRITE, UPDATE)                             \
   READ  (1, h,             ACT,      "[T · TOP, F]")                              \
   READ  (2, shared,        ACT,      "[T, SHARED]")                               \

@@ -14,7 +14,8 @@ LILY_PACKED(PrefillExpertsDown, weight)
 LILY_PACKED(PrefillExpertsDown, shared_weight)
 
 constant constexpr uint D = PrefillExpertsDown_D, F = PrefillExpertsDown_F;
-constant constexpr uint SHARED = PrefillExpertsDown_SHARED;
+constant constexpr uint EXPERTS = PrefillExpertsDown_EXPERTS, SHARED = PrefillExpertsDown_SHARED;
+constant constexpr uint ROWS = PrefillExpertsDown_TILE_ROWS;
 
 [[max_total_threads_per_threadgroup(32 * PREFILL_TILE_SIMDGROUPS)]]
 kernel void prefill_experts_down(LILY_ARGUMENTS(PrefillExpertsDown),
@@ -22,25 +23,25 @@ kernel void prefill_experts_down(LILY_ARGUMENTS(PrefillExpertsDown),
                                  uint3 groups [[threadgroups_per_grid]],
                                  uint simdgroup [[simdgroup_index_in_threadgroup]],
                                  uint lane [[thread_index_in_simdgroup]]) {
-  LILY_TILE_MEMORY
+  LILY_TILE_MEMORY(ROWS)
   const TileThread me = LILY_TILE_THREAD(simdgroup, lane);
-  const uint first = group.y * PREFILL_TILE_OUTPUTS, shared_tiles = tiles_of(p.rows);
+  const uint first = group.y * PREFILL_TILE_OUTPUTS, shared_tiles = tiles_of<ROWS>(p.rows);
   if (group.x < shared_tiles) {
-    const uint row = group.x * PREFILL_TILE_ROWS;
+    const uint row = group.x * ROWS;
     const Rows rows = {shared + ulong(row) * SHARED, SHARED};
     const StoreSink<ACT, D> sink = {shared_out, row, first};
-    tile_product<PrefillExpertsDown_shared_weight>(me, shared_weight, rows, sink,
-                                                   min(p.rows - row, uint(PREFILL_TILE_ROWS)));
+    tile_product<ROWS, PrefillExpertsDown_shared_weight>(me, shared_weight, rows, sink,
+                                                         min(p.rows - row, ROWS));
     return;
   }
   GroupedTile tile;
   uint i = group.x - shared_tiles;
-  for (; find_tile<PrefillExpertsDown_EXPERTS>(offsets, i, lane, tile);
+  for (; find_tile<EXPERTS, ROWS>(offsets, i, lane, tile);
        i += groups.x - shared_tiles) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const Rows rows = {h + ulong(tile.first) * F, F};
     const StoreSink<ACT, D> sink = {out, tile.first, first};
-    tile_product<PrefillExpertsDown_weight>(
+    tile_product<ROWS, PrefillExpertsDown_weight>(
         me, PrefillExpertsDown_weight::expert(weight, tile.expert), rows, sink, tile.rows);
   }
 }

@@ -5,7 +5,7 @@ namespace lily {
 
 struct PrefillExpertsUp_Params { uint32_t rows; };
 #define PrefillExpertsUp_CONSTANTS(C) \
-  C(uint32_t, D) C(uint32_t, EXPERTS) C(uint32_t, TOP) C(uint32_t, F)
+  C(uint32_t, D) C(uint32_t, EXPERTS) C(uint32_t, TOP) C(uint32_t, F) C(uint32_t, TILE_ROWS)
 #define PrefillExpertsUp_SLOTS(READ, WRITE, UPDATE)                                   \
   READ  (1, y,       ACT,      "[T, D] normed")                                       \
   READ  (2, offsets, uint32_t, "[EXPERTS + 1]")                                       \

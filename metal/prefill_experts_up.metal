@@ -1,6 +1,6 @@
 // h_r = silu(W_gate[e] · y[src_r]) ⊙ W_up[e] · y[src_r] for the grouped rows r of each expert e
 //
-// Threadgroups: (most tiles that T · TOP rows can make, ceil(F / 32)). Tiles are counted expert by
+// Threadgroups: (most tiles of TILE_ROWS that T · TOP rows can make, ceil(F / 32)). Tiles are counted expert by
 // expert, so those that read the same weights are neighbours; a threadgroup without a tile ends,
 // and one that finds more tiles than there are threadgroups goes on. A tile holds 32 outputs of
 // each projection, so a gate meets its up projection without leaving the simdgroup. Rows are
@@ -14,6 +14,7 @@
 LILY_PACKED(PrefillExpertsUp, weight)
 
 constant constexpr uint D = PrefillExpertsUp_D, F = PrefillExpertsUp_F;
+constant constexpr uint EXPERTS = PrefillExpertsUp_EXPERTS, ROWS = PrefillExpertsUp_TILE_ROWS;
 
 struct GatheredRows {
   device const ACT* y;
@@ -38,15 +39,15 @@ kernel void prefill_experts_up(LILY_ARGUMENTS(PrefillExpertsUp),
                                uint3 groups [[threadgroups_per_grid]],
                                uint simdgroup [[simdgroup_index_in_threadgroup]],
                                uint lane [[thread_index_in_simdgroup]]) {
-  LILY_TILE_MEMORY
+  LILY_TILE_MEMORY(ROWS)
   const TileThread me = LILY_TILE_THREAD(simdgroup, lane);
   GroupedTile tile;
   uint i = group.x;
-  for (; find_tile<PrefillExpertsUp_EXPERTS>(offsets, i, lane, tile); i += groups.x) {
+  for (; find_tile<EXPERTS, ROWS>(offsets, i, lane, tile); i += groups.x) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const GatheredRows rows = {y, src + tile.first};
     const ExpertsUpSink sink = {h, tile.first, group.y * (PREFILL_TILE_OUTPUTS / 2)};
-    tile_product<PrefillExpertsUp_weight>(me, PrefillExpertsUp_weight::expert(weight, tile.expert),
-                                          rows, sink, tile.rows);
+    tile_product<ROWS, PrefillExpertsUp_weight>(
+        me, PrefillExpertsUp_weight::expert(weight, tile.expert), rows, sink, tile.rows);
   }
 }

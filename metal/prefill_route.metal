@@ -30,7 +30,7 @@ kernel void prefill_route(LILY_ARGUMENTS(PrefillRoute),
                           uint3 group [[threadgroup_position_in_grid]],
                           uint simdgroup [[simdgroup_index_in_threadgroup]],
                           uint lane [[thread_index_in_simdgroup]]) {
-  LILY_TILE_MEMORY
+  LILY_TILE_MEMORY(PREFILL_TILE_ROWS)
   constexpr uint tiles = (LOGITS + PREFILL_TILE_OUTPUTS - 1) / PREFILL_TILE_OUTPUTS;
   const TileThread me = LILY_TILE_THREAD(simdgroup, lane);
   const uint row = group.x * PREFILL_TILE_ROWS;
@@ -39,9 +39,9 @@ kernel void prefill_route(LILY_ARGUMENTS(PrefillRoute),
   const uint n_rows = min(p.rows - row, uint(PREFILL_TILE_ROWS));
   if (group.y < tiles) {
     const StoreSink<float, LOGITS> sink = {logits, row, group.y * PREFILL_TILE_OUTPUTS};
-    tile_product<PrefillRoute_weight>(me, weight, rows, sink, n_rows);
+    tile_product<PREFILL_TILE_ROWS, PrefillRoute_weight>(me, weight, rows, sink, n_rows);
   } else {
     const SharedSink sink = {shared, row, (group.y - tiles) * (PREFILL_TILE_OUTPUTS / 2)};
-    tile_product<PrefillRoute_weight>(me, weight, rows, sink, n_rows);
+    tile_product<PREFILL_TILE_ROWS, PrefillRoute_weight>(me, weight, rows, sink, n_rows);
   }
 }

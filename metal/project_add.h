@@ -5,7 +5,8 @@ namespace lily {
 
 struct ProjectAdd_Params { uint32_t rows; };  // 1
 #define ProjectAdd_CONSTANTS(C) \
-  C(uint32_t, K) C(uint32_t, N) C(uint32_t, HEADS) C(uint32_t, PARTIALS) C(float, EPS)
+  C(uint32_t, K) C(uint32_t, N) C(uint32_t, HEADS) C(uint32_t, PARTIALS) C(uint32_t, ROWS) \
+  C(float, EPS)
 #define ProjectAdd_SLOTS(READ, WRITE, UPDATE)                                     \
   READ  (1, u,       ACT,    "[K] heads, gated")                                  \
   READ  (2, squares, float,  "[HEADS, PARTIALS]; not bound when HEADS = 0")       \

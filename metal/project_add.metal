@@ -14,7 +14,7 @@ kernel void project_add(LILY_ARGUMENTS(ProjectAdd),
                         uint3 group [[threadgroup_position_in_grid]],
                         uint simdgroup [[simdgroup_index_in_threadgroup]],
                         uint lane [[thread_index_in_simdgroup]]) {
-  constexpr uint R = PROJECT_ADD_ROWS;
+  constexpr uint R = LILY_ROWS(ProjectAdd_ROWS, PROJECT_ADD_ROWS);
   typedef HeadsInput<ProjectAdd_K, ProjectAdd_HEADS, ProjectAdd_PARTIALS> Input;
 
   RowProduct<ProjectAdd_weight, Input, R> product;

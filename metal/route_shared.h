@@ -4,7 +4,8 @@
 namespace lily {
 
 struct RouteShared_Params { uint32_t rows; };  // 1
-#define RouteShared_CONSTANTS(C) C(uint32_t, D) C(uint32_t, EXPERTS) C(uint32_t, SHARED) C(float, EPS)
+#define RouteShared_CONSTANTS(C) \
+  C(uint32_t, D) C(uint32_t, EXPERTS) C(uint32_t, SHARED) C(uint32_t, ROWS) C(float, EPS)
 #define RouteShared_SLOTS(READ, WRITE, UPDATE)                                         \
   READ  (1, x,      float,  "[D] residual stream")                                     \
   READ  (2, gamma,  float,  "[D] norm weight")                                         \

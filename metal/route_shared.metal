@@ -15,7 +15,7 @@ kernel void route_shared(LILY_ARGUMENTS(RouteShared),
                          uint3 group [[threadgroup_position_in_grid]],
                          uint simdgroup [[simdgroup_index_in_threadgroup]],
                          uint lane [[thread_index_in_simdgroup]]) {
-  constexpr uint R = ROUTE_SHARED_ROWS, pairs = R / 2;
+  constexpr uint R = LILY_ROWS(RouteShared_ROWS, ROUTE_SHARED_ROWS), pairs = R / 2;
   constexpr uint n_logits = RouteShared_EXPERTS + 1, n_shared = RouteShared_SHARED;
   constexpr uint logit_simdgroups = (n_logits + R - 1) / R;
 

@@ -8,12 +8,8 @@
 
 #include <metal_simdgroup_matrix>
 
+#include "fours.h"
 #include "unroll.h"
-
-// Four neighbours into a tile.
-METAL_FUNC void put4(threadgroup float* to, float4 v) { *(threadgroup float4*)to = v; }
-METAL_FUNC void put4(threadgroup half* to, float4 v) { *(threadgroup half4*)to = half4(v); }
-METAL_FUNC void put4(threadgroup bfloat* to, float4 v) { *(threadgroup bfloat4*)to = bfloat4(v); }
 
 // M × N fragments of sums, in float32.
 template <uint M, uint N>
@@ -48,5 +44,31 @@ struct Sums {
   // The fragments of row i side by side.
   METAL_FUNC void store_row(uint i, threadgroup float* to, uint ld) const thread {
     LILY_UNROLL for (uint j = 0; j < N; j++) simdgroup_store(at[i][j], to + 8 * j, ld);
+  }
+};
+
+// What one simdgroup of four makes of a tile of ROWS × 64 (see tile_product.h): half of the outputs
+// of every other eight rows. `group` is which of the two shares of rows, `half_` which outputs.
+// Where a tile has few rows, fragments without a row are skipped and the rest is still shared.
+template <uint ROWS, uint STEP, uint STRIDE>
+struct TileSums {
+  enum : uint { pieces = ROWS / 16, piece_rows = 8, staged_rows = 8 };
+  Sums<pieces, 4> sums;
+
+  // Its pieces are rows row(i, group) … + piece_rows - 1 of the tile.
+  static METAL_FUNC uint row(uint piece, uint group) { return 8 * (2 * piece + group); }
+  METAL_FUNC void clear() thread { sums.fill(0.0f); }
+
+  // += rows · weightsᵀ over STEP columns. Rows are there up to a multiple of staged_rows.
+  template <class TA, class TB>
+  METAL_FUNC void add(threadgroup TA* rows, threadgroup TB* weights, uint group, uint half_,
+                      uint n_rows) thread {
+    const uint active = ((n_rows + 7) / 8 + 1 - group) / 2;
+    sums.template add_transposed<STEP>(rows + 8 * group * STRIDE, 16 * STRIDE, STRIDE,
+                                       weights + 32 * half_ * STRIDE, STRIDE, active);
+  }
+  // The 32 outputs of a piece's rows.
+  METAL_FUNC void store(uint piece, threadgroup float* to, uint ld) thread {
+    sums.store_row(piece, to, ld);
   }
 };

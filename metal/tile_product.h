@@ -1,26 +1,38 @@
 // Products of many rows with a packed weight: the loop over tiles that the dense and the grouped
 // kernels share. Only Metal reads this header.
 //
-// A threadgroup of four simdgroups makes 64 rows × 64 outputs. In each step, of 32 columns, it
-// brings the rows and the expanded weights into threadgroup memory and multiplies them there, while
-// what the next step needs is on its way from device memory to registers. A simdgroup makes 32 of
-// the outputs for every other eight rows: where a tile has few rows, as an expert often has,
-// fragments without a row are skipped and the rest is still shared by all.
+// A threadgroup of four simdgroups makes ROWS × 64 outputs, 16, 32 or 64 rows. In each step, of 32
+// columns, it brings the rows and the expanded weights into threadgroup memory and multiplies them
+// there, while what the next step needs is on its way from device memory to registers. What
+// multiplies is a back end: tile_mma.h everywhere, tile_tensor.h where the host finds that tensor
+// operations work and defines LILY_TENSOR.
+// Fewer ROWS take less memory and registers, so more threadgroups run at a time; more of them expand
+// a weight less often. The bits of a result are the same: K is summed in the same order.
 // A step is half a group of the weight, so a thread needs one scale and one bias for its 16 codes.
 //
-// Rows are staged as float and weights, in the fast build, as half. Products of mixed operands sum
+// For tile_mma.h rows are staged as float and weights, in the fast build, as half. Products of mixed operands sum
 // in float32. Weights in bf16 (8 bits) would cost accuracy that can be measured in a model's
 // perplexity; half (11 bits) is at least 8 times as precise, at half the traffic of float. Rows
 // stay float, because activations may exceed half's range; from bf16 they are exact. Scaling sums
 // of exact codes per group would take a product with a diagonal matrix for every eight others.
+// tile_tensor.h gets both as bf16, the type that the unit takes with the range of activations: there
+// a sum is off by about 1e-3 of its terms, taken at random.
 // Strides are padded by 8, so that the rows of a fragment lie in different banks.
 #pragma once
 
+#include "fours.h"
 #include "grids.h"
 #include "packed_weights.h"
-#include "tile_mma.h"
+#include "unroll.h"
 
-#ifndef LILY_TILE_WEIGHT  // the type that weights are staged in
+// The types that rows and weights are staged in.
+#if LILY_TENSOR
+#include "tile_tensor.h"
+#define LILY_TILE_ROW bfloat
+#define LILY_TILE_WEIGHT bfloat
+#else
+#include "tile_mma.h"
+#define LILY_TILE_ROW float
 #if LILY_FLOAT32
 #define LILY_TILE_WEIGHT float
 #else
@@ -30,25 +42,32 @@
 
 #define LILY_TILE_STEP 32u
 #define LILY_TILE_STRIDE (LILY_TILE_STEP + 8u)
-#define LILY_STRIP_STRIDE 36u  // of eight rows of sums, 32 outputs each, on their way out
+#define LILY_STRIP_STRIDE 36u  // of a piece of sums, 32 outputs each row, on their way out
 
-static_assert(PREFILL_TILE_ROWS == 64 && PREFILL_TILE_OUTPUTS == 64 && PREFILL_TILE_SIMDGROUPS == 4,
+static_assert(PREFILL_TILE_OUTPUTS == 64 && PREFILL_TILE_SIMDGROUPS == 4,
               "the loops below are written for these");
-static_assert(4 * 8 * LILY_STRIP_STRIDE <= PREFILL_TILE_ROWS * LILY_TILE_STRIDE,
-              "the strips of four simdgroups take the place of the rows");
 
-// At the top of a kernel: the threadgroup memory of a tile, in fours for its alignment, and a
-// thread's view of it.
-#define LILY_TILE_MEMORY                                                                          \
-  threadgroup float4 tile_rows[PREFILL_TILE_ROWS * LILY_TILE_STRIDE / 4];                         \
-  threadgroup vec<LILY_TILE_WEIGHT, 4> tile_weights[PREFILL_TILE_OUTPUTS * LILY_TILE_STRIDE / 4];
-#define LILY_TILE_THREAD(simdgroup, lane)                                 \
-  {simdgroup, lane, (threadgroup float*)tile_rows, (threadgroup LILY_TILE_WEIGHT*)tile_weights}
+template <uint ROWS>
+struct Tile {
+  typedef TileSums<ROWS, LILY_TILE_STEP, LILY_TILE_STRIDE> Sums;
+  enum : uint {
+    rows_bytes = ROWS * LILY_TILE_STRIDE * sizeof(LILY_TILE_ROW),
+    weights_bytes = PREFILL_TILE_OUTPUTS * LILY_TILE_STRIDE * sizeof(LILY_TILE_WEIGHT),
+    strip = Sums::piece_rows * LILY_STRIP_STRIDE,  // floats
+    strips_bytes = PREFILL_TILE_SIMDGROUPS * strip * sizeof(float),
+    staged_bytes = rows_bytes + weights_bytes,
+    // The strips of four simdgroups take the place of rows and weights.
+    fours = (staged_bytes > strips_bytes ? staged_bytes : strips_bytes) / 16
+  };
+};
+
+// At the top of a kernel: the threadgroup memory of a tile, in fours for its alignment.
+#define LILY_TILE_MEMORY(ROWS) threadgroup float4 tile_memory[Tile<ROWS>::fours];
+#define LILY_TILE_THREAD(simdgroup, lane) {simdgroup, lane, tile_memory}
 
 struct TileThread {
   uint simdgroup, lane;
-  threadgroup float* rows;
-  threadgroup LILY_TILE_WEIGHT* weights;
+  threadgroup float4* memory;
 };
 
 // 16 neighbouring codes of a row as they lie in memory: of the width that its part has.
@@ -133,59 +152,64 @@ struct GatedOutputs {  // sink.put(row, n, gate, up), n = 0 … 31
   }
 };
 
-// A tile of a product. `source.row(r)` points to the input of row r of the tile; `n_rows` are
+// A tile of ROWS rows of a product. `source.row(r)` points to the input of row r of the tile; `n_rows` are
 // there. Output n of the tile is row `sink.weight_row(n)` of the weight. Every thread of the
 // threadgroup calls it, with the same tile. Ends without a barrier: who goes on to another tile has
 // to put one.
-template <class Form, class Source, class Sink>
+template <uint ROWS, class Form, class Source, class Sink>
 METAL_FUNC void tile_product(thread const TileThread& me, device const uchar* weight,
                              thread const Source& source, thread const Sink& sink, uint n_rows) {
+  typedef Tile<ROWS> Memory;
+  typedef typename Memory::Sums TileOf;
+  constexpr uint N = ROWS / 16;  // rows that a thread brings
+  static_assert(ROWS == 16 * N && N > 0, "rows are shared out by sixteens");
+  threadgroup LILY_TILE_ROW* rows = (threadgroup LILY_TILE_ROW*)me.memory;
+  threadgroup LILY_TILE_WEIGHT* weights =
+      (threadgroup LILY_TILE_WEIGHT*)(me.memory + Memory::rows_bytes / 16);
   const uint index = 32 * me.simdgroup + me.lane;
-  const uint fragments = (n_rows + 7) / 8;
-  const uint half_ = me.simdgroup % 2, first = me.simdgroup / 2;  // its outputs, its rows
-  const uint active = (fragments + 1 - first) / 2;
+  const uint half_ = me.simdgroup % 2, group = me.simdgroup / 2;  // its outputs, its rows
+  const uint staged = (n_rows + TileOf::staged_rows - 1) / TileOf::staged_rows * TileOf::staged_rows;
 
-  // A thread brings four columns of four rows. Rows that are missing in a fragment repeat the last.
+  // A thread brings four columns of N rows. Rows that are missing in a fragment repeat the last.
   const uint column = index % 8 * 4;
-  device const ACT* from[4];
-  LILY_UNROLL for (uint i = 0; i < 4; i++)
+  device const ACT* from[N];
+  LILY_UNROLL for (uint i = 0; i < N; i++)
     from[i] = source.row(min(index / 8 + 16 * i, n_rows - 1)) + column;
   WeightPiece<Form> piece;
   piece.weight = weight;
   piece.row = sink.weight_row(index / 2);
-  piece.to = me.weights + index / 2 * LILY_TILE_STRIDE + index % 2 * 16;
+  piece.to = weights + index / 2 * LILY_TILE_STRIDE + index % 2 * 16;
 
-  vec<ACT, 4> held[4];
-  LILY_UNROLL for (uint i = 0; i < 4; i++) held[i] = *(device const vec<ACT, 4>*)from[i];
+  vec<ACT, 4> held[N];
+  LILY_UNROLL for (uint i = 0; i < N; i++) held[i] = *(device const vec<ACT, 4>*)from[i];
   piece.load(index % 2 * 16);
 
-  Sums<4, 4> sums;
-  sums.fill(0.0f);
+  TileOf sums;
+  sums.clear();
   for (uint k = LILY_TILE_STEP; k <= Form::cols; k += LILY_TILE_STEP) {
-    LILY_UNROLL for (uint i = 0; i < 4; i++) {
+    LILY_UNROLL for (uint i = 0; i < N; i++) {
       const uint r = index / 8 + 16 * i;
-      if (r < 8 * fragments) put4(me.rows + r * LILY_TILE_STRIDE + column, float4(held[i]));
+      if (r < staged) put4(rows + r * LILY_TILE_STRIDE + column, float4(held[i]));
     }
     piece.expand();
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (k < Form::cols) {  // what the next step needs arrives while this one multiplies
-      LILY_UNROLL for (uint i = 0; i < 4; i++) held[i] = *(device const vec<ACT, 4>*)(from[i] + k);
+      LILY_UNROLL for (uint i = 0; i < N; i++) held[i] = *(device const vec<ACT, 4>*)(from[i] + k);
       piece.load(k + index % 2 * 16);
     }
-    sums.template add_transposed<LILY_TILE_STEP>(
-        me.rows + 8 * first * LILY_TILE_STRIDE, 16 * LILY_TILE_STRIDE, LILY_TILE_STRIDE,
-        me.weights + 32 * half_ * LILY_TILE_STRIDE, LILY_TILE_STRIDE, active);
+    sums.add(rows, weights, group, half_, n_rows);
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 
-  // Eight rows at a time go out through threadgroup memory, so that lanes write neighbours.
-  threadgroup float* strip = me.rows + me.simdgroup * 8 * LILY_STRIP_STRIDE;
-  LILY_UNROLL for (uint i = 0; i < 4; i++) {
-    if (i >= active) continue;
-    sums.store_row(i, strip, LILY_STRIP_STRIDE);
+  // A piece at a time goes out through threadgroup memory, so that lanes write neighbours.
+  threadgroup float* strip = (threadgroup float*)me.memory + me.simdgroup * Memory::strip;
+  LILY_UNROLL for (uint i = 0; i < TileOf::pieces; i++) {
+    const uint row = TileOf::row(i, group);
+    if (row >= n_rows) continue;
+    sums.store(i, strip, LILY_STRIP_STRIDE);
     simdgroup_barrier(mem_flags::mem_threadgroup);
-    const uint row = 8 * (2 * i + first), end = min(8u, n_rows - row);
-    Sink::Outputs::write(sink, strip, row, end, half_, me.lane);
+    Sink::Outputs::write(sink, strip, row, min(uint(TileOf::piece_rows), n_rows - row), half_,
+                         me.lane);
     simdgroup_barrier(mem_flags::mem_threadgroup);
   }
 }

@@ -4,7 +4,8 @@
     python3 tests/run.py [pytest arguments]
 
 Makes a virtual environment in .venv-test, builds lily with its test-only parts into it, then runs
-the linter, the formatter's check, the type checker and pytest. LILY_TEST_VENV names another place.
+the linter, the formatter's check, the type checker and pytest, in two processes. LILY_TEST_VENV
+names another place.
 """
 
 import os
@@ -35,7 +36,8 @@ def main() -> int:
         ("mypy",),
     ]
     failed = [c for c in checks if run(PYTHON, "-m", *c)]
-    failed += [("pytest",)] if run(PYTHON, "-m", "pytest", *sys.argv[1:]) else []
+    pytest = ("pytest", "-n", "2", "--dist", "worksteal", *sys.argv[1:])
+    failed += [("pytest",)] if run(PYTHON, "-m", *pytest) else []
     for check in failed:
         print("failed:", *check)
     return 1 if failed else 0

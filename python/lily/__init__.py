@@ -17,6 +17,7 @@ from lily.errors import (
     InternalError,
 )
 from lily.generation import Generation, Piece, Result, Stream, Timings, Usage
+from lily.loading import techniques
 from lily.memory import MemoryPlan, plan
 from lily.model import Model, ModelInfo
 from lily.perplexity import Perplexity, perplexity
@@ -50,5 +51,6 @@ __all__ = [
     "perplexity",
     "plan",
     "quantize",
+    "techniques",
     "unpack",
 ]

@@ -66,6 +66,7 @@ def build_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     plan = command("plan", "Say how much memory a model takes, without loading it.")
     plan.add_argument("--context", type=_count, metavar="N", help="total for so many tokens")
     plan.add_argument("--json", action="store_true", help="as JSON")
+    _ablate_option(plan, "count dispatches without a technique that makes plans fast; repeatable")
     _plan_options(plan)
 
     bench = command("bench", "Measure speed, beside other engines if they are installed.")
@@ -84,6 +85,7 @@ def build_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
         bench.add_argument(
             f"--{name}", type=_count, default=default, metavar="N", help=f"{text} ({default})"
         )
+    _ablate_option(bench, "also measure without a technique that makes plans fast; repeatable")
     bench.add_argument("--json", metavar="FILE", help='write all rounds, "-" for standard output')
     _peer_options(bench, "mlx-lm, transformers, llama-cpp-python; auto for those installed; none")
     _threads_option(bench)
@@ -209,6 +211,10 @@ def _load_options(parser: argparse.ArgumentParser) -> None:
     group = _plan_options(parser)
     group.add_argument("--context", type=_count, metavar="N", help="most tokens of a session")
     _threads_option(group)
+
+
+def _ablate_option(parser: argparse._ActionsContainer, text: str) -> None:
+    parser.add_argument("--ablate", action="append", default=[], metavar="NAME", help=text)
 
 
 def _threads_option(parser: argparse._ActionsContainer) -> None:

@@ -276,7 +276,7 @@ def samples(number: int, engine: str, n: int, steps: int, turn: Turn) -> Iterato
 class LilyEngine:
     """A loaded `lily.Model`, in this process."""
 
-    def __init__(self, model: Any, context: int) -> None:
+    def __init__(self, model: Any, context: int, name: str = "lily") -> None:
         from lily import __version__
         from lily.errors import CheckpointError
         from lily.sampling import Sampling
@@ -289,7 +289,7 @@ class LilyEngine:
         self._session = model.session(context)
         self._greedy = Sampling.greedy()
         self.about = About(
-            name="lily",
+            name=name,
             version=__version__ + (f" ({commit})" if (commit := commit_of_lily()) else ""),
             model=info.source,
             detail=f"{info.device}, {info.precision}",

@@ -284,6 +284,7 @@ def _plan(args: argparse.Namespace) -> None:
             device=args.device,
             precision=args.precision,
             memory_limit=args.memory_limit,
+            ablate=args.ablate,
             revision=args.revision,
             offline=args.offline,
             progress=bar if bar.enabled else None,
@@ -313,6 +314,7 @@ def _info(args: argparse.Namespace) -> None:
 
     from lily import _core
     from lily.checkpoint import open_checkpoint, resolve
+    from lily.loading import core_options
     from lily.memory import plan_checkpoint
     from lily.sampling import Sampling
 
@@ -327,7 +329,8 @@ def _info(args: argparse.Namespace) -> None:
     c = checkpoint.config
     sampling = Sampling.from_generation_config(checkpoint.generation_config)
     device = _core.Device(args.device, 0)
-    memory = plan_checkpoint(checkpoint, device, args.precision, 0, args.memory_limit or 0)
+    options = core_options(args.precision, memory_limit=args.memory_limit)
+    memory = plan_checkpoint(checkpoint, device, options)
     formats = Counter(
         "bf16" if f.bits == 16 else f"{f.bits}-bit, groups of {f.group_size}"
         for f in checkpoint.formats.values()
@@ -400,6 +403,9 @@ def _bench(args: argparse.Namespace) -> None:
         model = stack.enter_context(_loaded(args, options.context, bar))
         stack.callback(bar.clear)
         engines: list[bench.Engine] = [bench.LilyEngine(model, options.context)]
+        for name in args.ablate:
+            variant = stack.enter_context(model.without(name))
+            engines.append(bench.LilyEngine(variant, options.context, f"without {name}"))
         peers, absent = bench.peers(
             wanted,
             str(model.info.folder),

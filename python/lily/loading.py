@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from lily import _core
@@ -30,6 +31,37 @@ _PLAIN = (
     "rope_theta",
     "tie_word_embeddings",
 )
+
+
+def techniques() -> dict[str, str]:
+    """What plans do to be fast, each of which can be left out to measure its worth.
+
+    Returns:
+        Name -> what a plan does without it.
+    """
+    return dict(_core.techniques())
+
+
+def core_options(
+    precision: Precision,
+    *,
+    chunk: int | None = None,
+    memory_limit: int | None = None,
+    io_threads: int = 1,
+    ablate: Sequence[str] = (),
+) -> _core.Options:
+    """How the core runs a model; None takes the device's choice.
+
+    Raises:
+        ValueError: a name in `ablate` is unknown.
+    """
+    return _core.Options(
+        precision,
+        chunk=chunk or 0,
+        memory_bytes=memory_limit or 0,
+        io_threads=io_threads,
+        ablate=list(ablate),
+    )
 
 
 def core_config(config: Config, n_tokens: int) -> _core.Config:

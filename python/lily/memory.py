@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lily import _core
 from lily.checkpoint import Checkpoint, open_checkpoint, resolve
-from lily.loading import Precision, core_config, core_table
+from lily.loading import Precision, core_config, core_options, core_table
 
 DEFAULT_CONTEXT = 32_768
 
@@ -26,6 +26,8 @@ class MemoryPlan:
         largest_context: tokens that fit beside weights, one session and scratch; 0 if not even
             those fit.
         native_context: tokens that the model was trained for.
+        token_dispatches: kernel launches of a greedily decoded token.
+        chunk_dispatches: kernel launches of a prompt's last chunk.
     """
 
     weights: int
@@ -35,6 +37,8 @@ class MemoryPlan:
     available: int
     largest_context: int
     native_context: int
+    token_dispatches: int
+    chunk_dispatches: int
 
     @property
     def default_context(self) -> int:
@@ -58,6 +62,8 @@ class MemoryPlan:
                 f"available           {gb(self.available)}",
                 f"largest context     {self.largest_context:,} tokens"
                 f" (trained for {self.native_context:,})",
+                f"dispatches          {self.token_dispatches} a token,"
+                f" {self.chunk_dispatches} a prompt's last chunk",
             ]
         )
 
@@ -69,6 +75,7 @@ def plan(
     precision: Precision = "fast",
     chunk: int | None = None,
     memory_limit: int | None = None,
+    ablate: Sequence[str] = (),
     revision: str | None = None,
     offline: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
@@ -81,6 +88,7 @@ def plan(
         precision: "fast" or "float32".
         chunk: tokens of a prefill pass; None takes the device's choice.
         memory_limit: bytes that may be used; None takes what the device offers.
+        ablate: names of `techniques()`.
         revision: branch, tag or commit of a hub checkpoint.
         offline: open no connection.
         progress: called with ("download", bytes done, bytes in all).
@@ -91,28 +99,21 @@ def plan(
         ValueError: an option is out of range.
     """
     folder, _ = resolve(source, revision, offline, progress)
-    return plan_checkpoint(
-        open_checkpoint(folder), _core.Device(device, 1), precision, chunk or 0, memory_limit or 0
-    )
+    options = core_options(precision, chunk=chunk, memory_limit=memory_limit, ablate=ablate)
+    return plan_checkpoint(open_checkpoint(folder), _core.Device(device, 1), options)
 
 
 def plan_checkpoint(
-    checkpoint: Checkpoint,
-    device: _core.Device,
-    precision: Precision,
-    chunk: int,
-    memory_limit: int,
+    checkpoint: Checkpoint, device: _core.Device, options: _core.Options
 ) -> MemoryPlan:
-    """The same for a checkpoint that is open; 0 takes the device's choice."""
+    """The same for a checkpoint that is open."""
     config = checkpoint.config
-    need = _core.memory_need(
-        device,
-        core_config(config, config.vocab_size),
-        core_table(checkpoint),
-        precision,
-        chunk,
-        memory_limit,
-    )
+    subject = device, core_config(config, config.vocab_size), core_table(checkpoint), options
+    need = _core.memory_need(*subject)
+
+    def dispatches(kind: str) -> int:
+        return _core.plan_stats(*subject, kind, False, False)["dispatches"]
+
     return MemoryPlan(
         weights=need["weight_bytes"],
         session=need["session_bytes"],
@@ -121,4 +122,6 @@ def plan_checkpoint(
         available=need["available_bytes"],
         largest_context=need["largest_context"],
         native_context=config.max_position_embeddings,
+        token_dispatches=dispatches("next_greedy"),
+        chunk_dispatches=dispatches("prompt"),
     )

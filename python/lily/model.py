@@ -6,7 +6,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,7 +15,7 @@ from lily.checkpoint import open_checkpoint, resolve
 from lily.config import Config
 from lily.errors import CheckpointError, ContextError
 from lily.generation import Generation
-from lily.loading import Kv, Precision, check_kv, core_config, core_table
+from lily.loading import Kv, Precision, check_kv, core_config, core_options, core_table
 from lily.memory import MemoryPlan, plan_checkpoint
 from lily.sampling import Sampling
 from lily.session import Session
@@ -45,6 +45,7 @@ class ModelInfo:
         sampling: the defaults, as the checkpoint recommends them.
         stop_ids: ids that end a text.
         load_s: seconds that loading took.
+        ablated: techniques that its plans leave out.
     """
 
     source: str
@@ -61,6 +62,7 @@ class ModelInfo:
     sampling: Sampling
     stop_ids: tuple[int, ...]
     load_s: float
+    ablated: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         c = self.config
@@ -110,6 +112,7 @@ class Model:
         threads: int | None = None,
         chunk: int | None = None,
         memory_limit: int | None = None,
+        ablate: Sequence[str] = (),
         revision: str | None = None,
         offline: bool = False,
         progress: Callable[[str, int, int], None] | None = None,
@@ -127,6 +130,7 @@ class Model:
             threads: of the CPU device; None is one for each physical core.
             chunk: tokens of a prefill pass; None takes the device's choice.
             memory_limit: bytes that weights and one session may take; None is what the device has.
+            ablate: names of `techniques()` that plans shall leave out, to measure their worth.
             revision: branch, tag or commit of a hub checkpoint.
             offline: open no connection.
             progress: called with ("download" or "load", bytes done, bytes in all).
@@ -142,6 +146,13 @@ class Model:
         for name, value in (("context", context), ("threads", threads), ("chunk", chunk)):
             if value is not None and not 1 <= value < 2**31:
                 raise ValueError(f"{name}: {value}, expected at least 1")
+        options = core_options(
+            precision,
+            chunk=chunk,
+            memory_limit=memory_limit,
+            io_threads=max(2, min(4, os.cpu_count() or 2)),
+            ablate=ablate,
+        )
         folder, commit = resolve(source, revision, offline, progress)
         checkpoint = open_checkpoint(folder)
         config = checkpoint.config
@@ -158,7 +169,7 @@ class Model:
         sampling = Sampling.from_generation_config(checkpoint.generation_config)
 
         core_device = _core.Device(device, threads or 0)
-        memory = plan_checkpoint(checkpoint, core_device, precision, chunk or 0, memory_limit or 0)
+        memory = plan_checkpoint(checkpoint, core_device, options)
         if context is not None and memory.largest_context and context > memory.largest_context:
             raise ContextError(
                 f"context: {context} tokens, expected at most {memory.largest_context},"
@@ -168,10 +179,7 @@ class Model:
             core_device,
             core_config(config, tokenizer.n_tokens if tokenizer else config.vocab_size),
             core_table(checkpoint),
-            precision,
-            chunk or 0,
-            memory_limit or 0,
-            max(2, min(4, os.cpu_count() or 2)),
+            options,
             None if progress is None else lambda done, total: progress("load", done, total),
         )
         info = ModelInfo(
@@ -189,8 +197,25 @@ class Model:
             sampling=sampling,
             stop_ids=checkpoint.stop_ids,
             load_s=time.perf_counter() - started,
+            ablated=tuple(ablate),
         )
         return cls(engine, info, core_device, tokenizer)
+
+    def without(self, *names: str) -> Model:
+        """The same weights, run without some of what makes plans fast: to measure its worth.
+
+        Args:
+            names: of `techniques()`.
+
+        Returns:
+            A model beside this one; closing either leaves the other.
+
+        Raises:
+            ValueError: a name is unknown.
+        """
+        engine = self._live_engine().without(list(names))
+        info = replace(self.info, ablated=names)
+        return Model(engine, info, cast(_core.Device, self._device), self._tokenizer)
 
     def _live_engine(self) -> _core.Engine:
         if self._engine is None:

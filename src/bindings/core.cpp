@@ -91,11 +91,6 @@ struct PyDevice {
   std::shared_ptr<Device> device;
 };
 
-EngineOptions engine_options(const std::string& precision, uint32_t chunk, size_t memory_bytes,
-                             uint32_t io_threads) {
-  return {precision_named(precision), chunk, io_threads, memory_bytes};
-}
-
 Numbers need_dict(const MemoryNeed& need) {
   Numbers d;
   d["weight_bytes"] = need.weight_bytes;
@@ -212,67 +207,81 @@ void bind_engine(nb::module_& m) {
           },
           "What the device says of itself: name, value, whether it is wrong.");
 
+  nb::class_<EngineOptions>(m, "Options", "How a model is run.")
+      .def(
+          "__init__",
+          [](EngineOptions* self, const std::string& precision, uint32_t chunk, size_t memory_bytes,
+             uint32_t io_threads, const std::vector<std::string>& ablate) {
+            new (self) EngineOptions{precision_named(precision), chunk, io_threads, memory_bytes,
+                                     Ablation(ablate)};
+          },
+          "precision"_a, nb::kw_only(), "chunk"_a = 0, "memory_bytes"_a = 0, "io_threads"_a = 1,
+          "ablate"_a = std::vector<std::string>());
+  m.def("techniques", [] {
+    std::vector<std::pair<std::string, std::string>> out;
+    for (const TechniqueInfo& t : techniques()) out.emplace_back(t.name, t.without);
+    return out;
+  });
+
   m.def(
       "memory_need",
-      [](PyDevice& d, const Config& config, const TensorTable& table, const std::string& precision,
-         uint32_t chunk, size_t memory_bytes) {
-        return need_dict(Engine::need(*d.device, config, table,
-                                      engine_options(precision, chunk, memory_bytes, 1)));
+      [](PyDevice& d, const Config& config, const TensorTable& table,
+         const EngineOptions& options) {
+        return need_dict(Engine::need(*d.device, config, table, options));
       },
-      "device"_a, "config"_a, "table"_a, "precision"_a, "chunk"_a, "memory_bytes"_a);
+      "device"_a, "config"_a, "table"_a, "options"_a);
   m.def(
       "plan_stats",
-      [](PyDevice& d, const Config& config, const TensorTable& table, const std::string& precision,
-         const std::string& kind, bool single_block, bool penalties, uint32_t chunk) {
+      [](PyDevice& d, const Config& config, const TensorTable& table, const EngineOptions& options,
+         const std::string& kind, bool single_block, bool penalties) {
         return stats_dict(Engine::stats(
-            *d.device, config, table, engine_options(precision, chunk, 0, 1),
+            *d.device, config, table, options,
             {.kind = plan_kind(kind), .single_block = single_block, .penalties = penalties}));
       },
-      "device"_a, "config"_a, "table"_a, "precision"_a, "kind"_a, "single_block"_a,
-      "penalties"_a, "chunk"_a);
+      "device"_a, "config"_a, "table"_a, "options"_a, "kind"_a, "single_block"_a, "penalties"_a);
 
   using Reports = nb::typed<nb::list, nb::typed<nb::dict, nb::str, nb::any>>;
   m.def(
       "compile_kernels",
-      [](PyDevice& d, const Config& config, const TensorTable& table, const std::string& precision) {
+      [](PyDevice& d, const Config& config, const TensorTable& table,
+         const EngineOptions& options) {
         std::vector<KernelReport> reports;
         {
           nb::gil_scoped_release unlocked;
-          reports = compile_kernels(*d.device, config, table, engine_options(precision, 0, 0, 1));
+          reports = compile_kernels(*d.device, config, table, options);
         }
         return Reports(report_list(reports));
       },
-      "device"_a, "config"_a, "table"_a, "precision"_a);
+      "device"_a, "config"_a, "table"_a, "options"_a);
   m.def(
       "compare_kernels",
       [](PyDevice& d, PyDevice& reference, const Config& config, const TensorTable& table,
-         const std::string& precision) {
+         const EngineOptions& options) {
         std::vector<KernelReport> reports;
         {
           nb::gil_scoped_release unlocked;
-          reports = compare_kernels(*d.device, *reference.device, config, table,
-                                    engine_options(precision, 0, 0, 2));
+          reports = compare_kernels(*d.device, *reference.device, config, table, options);
         }
         return Reports(report_list(reports));
       },
-      "device"_a, "reference"_a, "config"_a, "table"_a, "precision"_a);
-  m.def("allowed_difference", [](const std::string& precision) {
-    return allowed_difference(precision_named(precision));
-  }, "precision"_a);
+      "device"_a, "reference"_a, "config"_a, "table"_a, "options"_a);
 
   nb::class_<Engine>(m, "Engine", "A loaded model.")
       .def_static(
           "load",
           [](PyDevice& d, const Config& config, const TensorTable& table,
-             const std::string& precision, uint32_t chunk, size_t memory_bytes, uint32_t io_threads,
-             nb::object progress) {
-            const EngineOptions options = engine_options(precision, chunk, memory_bytes, io_threads);
+             const EngineOptions& options, nb::object progress) {
             auto poll = polling<uint64_t, uint64_t>(progress);
             nb::gil_scoped_release unlocked;
             return Engine::load(d.device, config, table, options, poll);
           },
-          "device"_a, "config"_a, "table"_a, "precision"_a, "chunk"_a, "memory_bytes"_a,
-          "io_threads"_a, "progress"_a.none())
+          "device"_a, "config"_a, "table"_a, "options"_a, "progress"_a.none())
+      .def(
+          "without",
+          [](const Engine& e, const std::vector<std::string>& names) {
+            return e.without(Ablation(names));
+          },
+          "names"_a)
       .def_prop_ro("memory", [](Engine& e) { return need_dict(e.memory()); })
       .def_prop_ro("chunk", [](Engine& e) { return e.options().chunk; })
       .def(

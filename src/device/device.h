@@ -94,6 +94,9 @@ struct Tuning {
   uint32_t single_block = 128;   // up to so many keys, attention is one block and needs no merge
   uint32_t max_blocks = 256;     // attention blocks of a decode step, at most
   uint32_t (*block)(uint32_t keys) = nullptr;  // keys of an attention block beyond that
+  // TILE_ROWS of the experts' products, for so many rows spread over so many experts; null where
+  // one number serves all.
+  uint32_t (*tile_rows)(uint32_t rows, uint32_t experts) = nullptr;
 };
 
 struct DeviceInfo {

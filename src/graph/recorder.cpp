@@ -100,7 +100,7 @@ Plan Recorder::finish(bool allocate) {
         if (e.slots[i] && e.contract->slots[i].type != SlotType::packed)
           visit(e.slots[i], e.contract->slots[i].access != Access::read);
     };
-    e.order = 0;
+    e.order = serial_ ? n_groups : 0;
     each([&](const Tensor& t, bool write) { e.order = hazards.after(t, write, e.order); });
     each([&](const Tensor& t, bool write) {
       hazards.add(t, write, e.order);

@@ -27,6 +27,8 @@ class Recorder {
  public:
   Recorder(Device& device, Precision precision) : device_(device), precision_(precision) {}
 
+  // Every dispatch waits for the one before.
+  void serial() { serial_ = true; }
   void stage(std::string name) { stage_ = std::move(name); }
   Tensor temporary(SlotType type, Shape shape);
   Tensor binding(Role role, uint32_t layer, SlotType type, Shape shape);
@@ -57,6 +59,7 @@ class Recorder {
 
   Device& device_;
   Precision precision_;
+  bool serial_ = false;
   std::string stage_;
   std::vector<size_t> temporaries_;  // bytes of each
   std::vector<Plan::Entry> entries_;

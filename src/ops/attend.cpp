@@ -25,7 +25,10 @@ Tensor Ops::attend_project(const Tensor& x, const Tensor& norm, const Tensor& in
   }
   Tensor qkv = act({width});
   rec_.dispatch<AttendProject>({.x = x, .gamma = norm, .weight = in, .qkv = qkv},
-                               {.D = c_.hidden_size, .N = width, .EPS = c_.rms_norm_eps},
+                               {.D = c_.hidden_size,
+                                .N = width,
+                                .ROWS = product_rows(1),
+                                .EPS = c_.rms_norm_eps},
                                [](auto& p, const Step&) { p.rows = 1; });
   return qkv;
 }

@@ -42,6 +42,7 @@ DeltaInputs Ops::delta_project(const Tensor& x, const Tensor& norm, const Tensor
        .CHANNELS = c_.conv_channels(),
        .VALUES = c_.value_width(),
        .HEADS = heads,
+       .ROWS = product_rows(1),
        .EPS = c_.rms_norm_eps},
       [](auto& p, const Step& s) { p.position = s.position; });
   return out;
@@ -51,8 +52,15 @@ Heads Ops::delta_step(const DeltaInputs& in, const Tensor& conv, const Tensor& d
                       const Tensor& gamma, uint32_t n) {
   const uint32_t key_heads = c_.linear_num_key_heads, heads = c_.linear_num_value_heads;
   const uint32_t dk = c_.linear_key_head_dim, dv = c_.linear_value_head_dim;
+  auto gated_norm = [&](const Tensor& o, const Tensor& u) {
+    rec_.dispatch<PrefillGatedNorm>({.o = o, .z = in.z, .gamma = gamma, .u = u},
+                                    {.HEADS = heads, .DV = dv, .EPS = c_.rms_norm_eps},
+                                    [](auto& p, const Step& s) { p.rows = s.rows; });
+  };
   if (!prefill()) {
-    Heads out{act({heads, dv}), f32({heads, tuning_.delta_partials})};
+    const bool raw = without(Technique::fused_delta_norm);
+    Heads out{act({heads, dv}), raw ? Tensor{} : f32({heads, tuning_.delta_partials})};
+    Tensor o = raw ? f32({heads, dv}) : Tensor{};
     rec_.dispatch<DeltaStep>({.ring = ring(n),
                               .conv = conv,
                               .z = in.z,
@@ -61,14 +69,17 @@ Heads Ops::delta_step(const DeltaInputs& in, const Tensor& conv, const Tensor& d
                               .gamma = gamma,
                               .state_in = state(Role::state_in, n),
                               .state_out = state(Role::state_out, n),
-                              .u = out.u,
-                              .squares = out.squares},
+                              .u = raw ? Tensor{} : out.u,
+                              .squares = out.squares,
+                              .o = o},
                              {.KEY_HEADS = key_heads,
                               .HEADS = heads,
                               .DK = dk,
                               .DV = dv,
-                              .PARTIALS = tuning_.delta_partials},
+                              .PARTIALS = tuning_.delta_partials,
+                              .RAW = raw},
                              [](auto& p, const Step& s) { p.position = s.position; });
+    if (raw) gated_norm(o, out.u);
     return out;
   }
   const uint32_t t = rows();
@@ -101,11 +112,13 @@ Heads Ops::delta_step(const DeltaInputs& in, const Tensor& conv, const Tensor& d
                                    .state_in = state(Role::state_in, n),
                                    .state_out = state(Role::state_out, n),
                                    .o = o},
-                                  {.KEY_HEADS = key_heads, .HEADS = heads, .DK = dk, .DV = dv},
+                                  {.KEY_HEADS = key_heads,
+                                   .HEADS = heads,
+                                   .DK = dk,
+                                   .DV = dv,
+                                   .IN_MEMORY = without(Technique::register_scan)},
                                   [](auto& p, const Step& s) { p.rows = s.rows; });
-  rec_.dispatch<PrefillGatedNorm>({.o = o, .z = in.z, .gamma = gamma, .u = out.u},
-                                  {.HEADS = heads, .DV = dv, .EPS = c_.rms_norm_eps},
-                                  [](auto& p, const Step& s) { p.rows = s.rows; });
+  gated_norm(o, out.u);
   return out;
 }
 

@@ -6,6 +6,7 @@
 
 #include "graph/recorder.h"
 #include "ops/config.h"
+#include "ops/techniques.h"
 
 namespace lily {
 
@@ -27,6 +28,8 @@ struct PlanOptions {
   bool single_block = false;  // attention over so few keys that one block does
   bool penalties = false;     // keep and apply penalty counts
   uint32_t max_rows = 1;      // most tokens of one replay
+  uint32_t tile_rows = 64;    // of a tile of the experts' products: a prefill pass's load decides
+  Ablation ablation = {};
   bool operator==(const PlanOptions&) const = default;
 };
 
@@ -82,11 +85,17 @@ class Ops {
 
  private:
   bool prefill() const { return is_prefill(options_.kind); }
+  bool without(Technique t) const { return options_.ablation.without(t); }
   uint32_t rows() const { return options_.max_rows; }
+  // ROWS of a decode product; `least` is 2 where gate and up make a pair.
+  uint32_t product_rows(uint32_t least) const {
+    return without(Technique::row_parallel) ? least : 0;
+  }
   Tensor f32(Shape s) { return rec_.temporary(SlotType::f32, s); }
   Tensor u32(Shape s) { return rec_.temporary(SlotType::u32, s); }
   Tensor act(Shape s) { return rec_.temporary(SlotType::act, s); }
   Tensor normed(const Tensor& x, const Tensor& gamma);
+  void choose(const Routed&);  // ids and shares
   Tensor ring(uint32_t n);
   Tensor state(Role role, uint32_t n);
   Tensor cache(Role role, uint32_t n);

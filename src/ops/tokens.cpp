@@ -26,7 +26,9 @@ Tensor Ops::logits() {
 }
 
 Tensor Ops::embed(const Tensor& embedding) {
-  if (!prefill() && kind() != PlanKind::step) return residual();
+  const bool given = prefill() || kind() == PlanKind::step ||
+                     (kind() != PlanKind::pick && without(Technique::token_handover));
+  if (!given) return residual();
   Tensor x = prefill() ? f32({rows(), c_.hidden_size}) : residual();
   Tensor tokens = rec_.binding(Role::tokens, 0, SlotType::u32, {rows()});
   rec_.dispatch<Embed>({.tokens = tokens, .weight = embedding, .x = x}, {.D = c_.hidden_size},
@@ -61,6 +63,7 @@ void Ops::project_add(const Heads& heads, const Tensor& weight, const Tensor& x)
        .N = c_.hidden_size,
        .HEADS = norm ? c_.linear_num_value_heads : 0,
        .PARTIALS = norm ? tuning_.delta_partials : 0,
+       .ROWS = product_rows(1),
        .EPS = c_.rms_norm_eps},
       [](auto& p, const Step&) { p.rows = 1; });
 }
@@ -85,6 +88,7 @@ void Ops::head(const Tensor& x, const Tensor& norm, const Tensor& weight) {
                        .VALID = c_.n_tokens,
                        .STORE = store,
                        .MAXIMA = tuning_.head_maxima,
+                       .ROWS = product_rows(1),
                        .EPS = c_.rms_norm_eps},
                       [](auto& p, const Step& s) { p.row = s.rows - 1; });
 }

@@ -19,8 +19,8 @@ struct NamedPlan {
   PlanOptions options;
 };
 
-// One of each kind and shape; `rows` is the most of a prefill pass.
-std::vector<NamedPlan> every_plan(uint32_t rows) {
+// One of each kind and shape, and each technique left out; `rows` is the most of a prefill pass.
+std::vector<NamedPlan> every_plan(uint32_t rows, const Tuning& tuning) {
   std::vector<NamedPlan> plans;
   auto add = [&](std::string name, PlanOptions options) {
     options.max_rows = is_prefill(options.kind) ? rows : 1;
@@ -36,12 +36,22 @@ std::vector<NamedPlan> every_plan(uint32_t rows) {
         add(std::string(plan_name(kind)) + (single ? ", few keys" : "") + (penalties ? ", penalties" : ""),
             {.kind = kind, .single_block = single, .penalties = penalties});
       }
+  for (uint32_t tile : {16u, 32u})  // beside those of 64
+    if (tuning.tile_rows)
+      add("prefill, tiles of " + std::to_string(tile), {.kind = PlanKind::prefill, .tile_rows = tile});
+  for (const TechniqueInfo& t : techniques()) {
+    const std::string name(t.name);
+    for (PlanKind kind : {PlanKind::prompt, PlanKind::next_greedy})
+      add(std::string(plan_name(kind)) + ", no " + name,
+          {.kind = kind, .ablation = Ablation(std::span(&name, 1))});
+  }
   return plans;
 }
 
 Plan record(Device& device, const Tuning& tuning, const Qwen36& model, Precision precision,
             const PlanOptions& options) {
   Recorder recorder(device, precision);
+  if (options.ablation.without(Technique::concurrent_dispatch)) recorder.serial();
   Ops ops(recorder, tuning, model.config(), options);
   model.forward(ops);
   return recorder.finish(false);
@@ -321,7 +331,7 @@ std::vector<KernelReport> compile_kernels(Device& device, const Config& config,
   const uint32_t rows = options.chunk ? options.chunk : device.tuning().chunk;
   // All are asked for before any is waited for: devices compile in the background.
   std::vector<std::pair<std::string, Plan>> plans;
-  for (const NamedPlan& p : every_plan(rows))
+  for (const NamedPlan& p : every_plan(rows, device.tuning()))
     plans.emplace_back(p.name, record(device, device.tuning(), model, options.precision, p.options));
   Reports reports;
   for (const auto& [name, plan] : plans)
@@ -341,7 +351,7 @@ std::vector<KernelReport> compare_kernels(Device& device, Device& reference, con
   Comparison comparison(device, reference, config, options.precision);
   Reports reports;
   constexpr uint32_t rows = 37;
-  for (const NamedPlan& p : every_plan(rows)) {
+  for (const NamedPlan& p : every_plan(rows, device.tuning())) {
     const Plan plan = record(device, device.tuning(), here.model, options.precision, p.options);
     // The device's numbers, so that the plans are one for one the same.
     const Plan expected =

@@ -13,9 +13,14 @@ Decoder::Decoder(Session& session, const Draw& draw, bool penalties, uint32_t ma
       next_(draw.temperature == 0 && draw.n_bias == 0 && !penalties ? PlanKind::next_greedy
                                                                     : PlanKind::next_drawn),
       start_(session.position()),
-      most_(std::min<uint64_t>(max_tokens, uint64_t{session.context()} - start_ + 1)) {}
+      most_(std::min<uint64_t>(max_tokens, uint64_t{session.context()} - start_ + 1)),
+      in_flight_(by_host() ? 1 : 2) {}
 
-bool Decoder::may_commit() const { return committed_ < most_ && committed_ < returned_ + 2; }
+bool Decoder::by_host() const {
+  return s_.engine_->options().ablation.without(Technique::token_handover);
+}
+
+bool Decoder::may_commit() const { return committed_ < most_ && committed_ < returned_ + in_flight_; }
 
 void Decoder::commit() {
   const uint32_t i = committed_;
@@ -23,10 +28,12 @@ void Decoder::commit() {
   if (i) make_room(position);
   Step step = s_.step_at(position, 1);
   step.slot = i & 1;
+  step.first_token = step.slot ^ 1;
   step.draw = draw_;
   step.draw_step = start_ + i;
   const PlanKind kind = i == 0 ? PlanKind::pick : next_;
   const Plan& plan = s_.engine_->plan(s_.decode_plan(kind, position, penalties_));
+  if (i && by_host()) reinterpret_cast<uint32_t*>(s_.slots_->data)[step.first_token] = last_;
   s_.bind(*s_.slots_, *s_.logits_);
   auto commands = s_.engine_->device().command_buffer();
   plan.replay(*commands, s_.bindings_, step);

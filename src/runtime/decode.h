@@ -33,6 +33,7 @@ class Decoder {
     std::unique_ptr<CommandBuffer> commands;
   };
 
+  bool by_host() const;  // whether the host hands each token to the next step
   bool may_commit() const;
   void commit();
   void make_room(uint32_t position);
@@ -44,6 +45,7 @@ class Decoder {
   PlanKind next_;        // kind of every step but the first
   uint32_t start_;       // session position before step 1
   uint64_t most_;        // steps that may be committed
+  uint32_t in_flight_;   // at most so many at a time
   uint32_t committed_ = 0, returned_ = 0;
   uint32_t last_ = 0;    // token of step returned_ - 1
   std::deque<Flight> flights_;

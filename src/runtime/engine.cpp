@@ -10,18 +10,23 @@ namespace lily {
 
 namespace {
 
-Plan record(Device& device, const Qwen36& model, Precision precision, const PlanOptions& options,
+Plan record(Device& device, const Qwen36& model, const EngineOptions& engine, PlanOptions options,
             bool allocate) {
-  Recorder recorder(device, precision);
+  options.ablation = engine.ablation;
+  Recorder recorder(device, engine.precision);
+  if (options.ablation.without(Technique::concurrent_dispatch)) recorder.serial();
   Ops ops(recorder, device.tuning(), model.config(), options);
   model.forward(ops);
   return recorder.finish(allocate);
 }
 
 EngineOptions completed(EngineOptions options, const Device& device) {
+  constexpr uint32_t most = 16384;
+  if (options.ablation.without(Technique::chunked_prompts)) options.chunk = most;
   if (options.chunk == 0) options.chunk = device.tuning().chunk;
-  if (options.chunk > 16384) throw ArgumentError("chunk: expected at most 16384 tokens, found " +
-                                                 std::to_string(options.chunk));
+  if (options.chunk > most)
+    throw ArgumentError("chunk: expected at most " + std::to_string(most) + " tokens, found " +
+                        std::to_string(options.chunk));
   if (options.memory_bytes == 0) options.memory_bytes = device.info().memory_bytes;
   return options;
 }
@@ -55,7 +60,7 @@ MemoryNeed needed(Device& device, const Qwen36& model, size_t weight_bytes,
   for (PlanKind kind : {PlanKind::prompt, PlanKind::next_greedy}) {
     const PlanOptions plan{.kind = kind, .max_rows = rows_of(kind, options, c)};
     need.scratch_bytes +=
-        record(device, model, options.precision, plan, false).stats().temporary_bytes;
+        record(device, model, options, plan, false).stats().temporary_bytes;
   }
   need.available_bytes = options.memory_bytes;
   return need;
@@ -99,8 +104,9 @@ PlanStats Engine::stats(Device& device, const Config& config, const TensorTable&
   config.check();
   Loader loader(device, table);
   Qwen36 model(config, loader);
-  plan.max_rows = rows_of(plan.kind, completed(options, device), config);
-  return record(device, model, options.precision, plan, false).stats();
+  const EngineOptions complete = completed(options, device);
+  plan.max_rows = rows_of(plan.kind, complete, config);
+  return record(device, model, complete, plan, false).stats();
 }
 
 std::shared_ptr<Engine> Engine::load(std::shared_ptr<Device> device, const Config& config,
@@ -133,15 +139,24 @@ Engine::Engine(std::shared_ptr<Device> device, Qwen36 model,
       need_(need),
       process_(getpid()) {}
 
+std::shared_ptr<Engine> Engine::without(const Ablation& ablation) const {
+  EngineOptions options = options_;
+  options.ablation = ablation;
+  options = completed(options, *device_);
+  const MemoryNeed need = needed(*device_, model_, need_.weight_bytes, options);
+  return std::shared_ptr<Engine>(new Engine(device_, model_, weights_, options, need));
+}
+
 uint32_t Engine::max_rows(PlanKind kind) const { return rows_of(kind, options_, config()); }
 
 const Plan& Engine::plan(PlanOptions options) {
   options.max_rows = max_rows(options.kind);
   std::lock_guard lock(mutex_);
-  const auto key = std::tuple(options.kind, options.single_block, options.penalties, options.max_rows);
+  const auto key = std::tuple(options.kind, options.single_block, options.penalties,
+                              options.max_rows, options.tile_rows);
   auto found = plans_.find(key);
   if (found == plans_.end())
-    found = plans_.emplace(key, record(*device_, model_, options_.precision, options, true)).first;
+    found = plans_.emplace(key, record(*device_, model_, options_, options, true)).first;
   return found->second;
 }
 

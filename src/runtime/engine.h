@@ -15,6 +15,7 @@ struct EngineOptions {
   uint32_t chunk = 0;         // tokens of a prefill pass; 0 takes the device's choice
   uint32_t io_threads = 2;    // that read the checkpoint
   size_t memory_bytes = 0;    // cap on weights and sessions together; 0 takes the device's
+  Ablation ablation = {};     // techniques to leave out of the plans
 };
 
 const char* plan_name(PlanKind);
@@ -46,6 +47,9 @@ class Engine {
   static std::shared_ptr<Engine> load(std::shared_ptr<Device>, const Config&, const TensorTable&,
                                       const EngineOptions&, const Loader::Progress&);
 
+  // The same weights, with plans that leave other techniques out.
+  std::shared_ptr<Engine> without(const Ablation&) const;
+
   const Plan& plan(PlanOptions);  // recorded at first use
   uint32_t max_rows(PlanKind) const;  // most tokens of one replay
   Device& device() { return *device_; }
@@ -68,7 +72,7 @@ class Engine {
   MemoryNeed need_;
   int process_;
   std::mutex mutex_;
-  std::map<std::tuple<PlanKind, bool, bool, uint32_t>, Plan> plans_;
+  std::map<std::tuple<PlanKind, bool, bool, uint32_t, uint32_t>, Plan> plans_;
 };
 
 }  // namespace lily

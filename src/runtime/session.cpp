@@ -93,6 +93,14 @@ PlanOptions Session::decode_plan(PlanKind kind, uint32_t position, bool penaltie
           .penalties = penalties};
 }
 
+PlanOptions Session::prefill_plan(PlanKind kind, uint32_t rows) const {
+  const Config& c = engine_->config();
+  PlanOptions options{.kind = kind};
+  if (const auto choose = engine_->device().tuning().tile_rows)
+    options.tile_rows = choose(rows * c.num_experts_per_tok, c.num_experts);
+  return options;
+}
+
 void Session::bind(Buffer& tokens, Buffer& logits) {
   const Config& c = engine_->config();
   for (uint32_t n = 0; n < c.n_delta_layers(); ++n) {
@@ -152,7 +160,7 @@ void Session::chunked(std::span<const uint32_t> tokens, float* scores, const Pol
     const PlanKind kind = scores                 ? PlanKind::score
                           : done + rows == total ? PlanKind::prompt
                                                  : PlanKind::prefill;
-    const Plan& plan = engine_->plan({.kind = kind});
+    const Plan& plan = engine_->plan(prefill_plan(kind, rows));
     kv_.reserve(position(), position() + rows, context_);
     std::copy_n(tokens.data() + done, rows, reinterpret_cast<uint32_t*>(tokens_buffer_->data));
     bind(*tokens_buffer_, scores ? *scores_ : *logits_);
@@ -231,7 +239,7 @@ void Session::observe(std::span<const uint32_t> tokens, bool as_prefill,
                         std::to_string(most) + " at a time");
   stop();
   consume_pending();
-  const Plan& plan = engine_->plan(as_prefill ? PlanOptions{.kind = PlanKind::prompt}
+  const Plan& plan = engine_->plan(as_prefill ? prefill_plan(PlanKind::prompt, rows)
                                               : decode_plan(PlanKind::step, position(), false));
   kv_.reserve(position(), position() + rows, context_);
   std::copy(tokens.begin(), tokens.end(), reinterpret_cast<uint32_t*>(tokens_buffer_->data));

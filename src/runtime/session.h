@@ -85,6 +85,7 @@ class Session {
   void chunked(std::span<const uint32_t> tokens, float* scores, const Poll&);
   Step step_at(uint32_t position, uint32_t rows) const;
   PlanOptions decode_plan(PlanKind kind, uint32_t position, bool penalties) const;
+  PlanOptions prefill_plan(PlanKind kind, uint32_t rows) const;
   void bind(Buffer& tokens, Buffer& logits);
   void run(const Plan&, const Step&);  // commits and waits; poisons on failure
   void take_logits();

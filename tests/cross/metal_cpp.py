@@ -66,6 +66,9 @@ class MetalCpp:
                 return self.enums[known]
             if known in self.aliases:
                 return self.type(self.aliases[known], space)
+            pointed = known.removeprefix("const ").removesuffix("*")
+            if known.endswith("*") and pointed in self.aliases:
+                return self.type(self.aliases[pointed] + "*", space)
         found = re.fullmatch(r"(const )?(?:(\w+)::)?(\w+)(\*{0,2})", text)
         if not found:
             return text

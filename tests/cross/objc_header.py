@@ -115,7 +115,7 @@ def read(text: str) -> Header:
         raise ValueError(f"objc.h: classes {sorted(declared ^ set(header.classes))}")
     for kind, name, expression in re.findall(r"constexpr (NSU?Integer) (MTL\w+) = ([^;]+);", text):
         header.constants[name] = (of_lily(kind), value(expression, {}))
-    for name, body in re.findall(r"struct (MTL\w+) \{([^{}]*)\};", text):
+    for name, body in re.findall(r"struct ((?:MTL|NS)\w+) \{([^{}]*)\};", text):
         fields = re.findall(r"(\w+)\s+([\w\s,]+);", body)
         header.structs[name] = [
             (of_lily(kind), one.strip()) for kind, names in fields for one in names.split(",")

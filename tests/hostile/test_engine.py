@@ -30,7 +30,9 @@ def device() -> _core.Device:
 
 
 def load(device: _core.Device, config: _core.Config, table: _core.TensorTable) -> _core.Engine:
-    return _core.Engine.load(device, config, table, "float32", 16, 1 << 30, 1, None)
+    return _core.Engine.load(
+        device, config, table, _core.Options("float32", chunk=16, memory_bytes=1 << 30), None
+    )
 
 
 def mutated_config(found: Checkpoint, rng: random.Random) -> _core.Config:

@@ -97,6 +97,8 @@ def test_info_and_plan(folder: str) -> None:
     plan = json.loads(lily("plan", folder, "--json", "--context", "1000").stdout)
     assert plan["weights"] == found["memory"]["weights"]
     assert plan["total"] > plan["weights"]
+    without = json.loads(lily("plan", folder, "--json", "--ablate", "token_handover").stdout)
+    assert without["token_dispatches"] == plan["token_dispatches"] + 1
     for name in ("info", "plan"):
         readable = lily(name, folder)
         assert readable.returncode == 0
@@ -105,13 +107,16 @@ def test_info_and_plan(folder: str) -> None:
 
 def test_bench(folder: str, tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
-    options = "--contexts 8,40 --prefill 20 --decode 6 --rounds 2 --peers none"
+    options = (
+        "--contexts 8,40 --prefill 20 --decode 6 --rounds 2 --peers none --ablate token_handover"
+    )
     done = lily("bench", folder, *options.split(), "--json", str(out))
     assert done.returncode == 0, done.stderr
     assert "decode after 40" in done.stdout
     report = json.loads(out.read_text(encoding="utf-8"))
     decoded = [r for r in report["rounds"] if r["measure"] == "decode"]
-    assert [r["steps"] for r in decoded] == [6] * 4
+    assert [r["steps"] for r in decoded] == [6] * 8
+    assert {r["engine"] for r in decoded} == {"lily", "without token_handover"}
     assert all(r["tok_s"] > 0 for r in report["rounds"])
     assert report["engines"][0]["peak_bytes"] > 10**7
 
@@ -124,6 +129,7 @@ def test_bench(folder: str, tmp_path: Path) -> None:
         (["plan", "FOLDER/config.json"], "a file, expected the folder"),
         (["generate", "FOLDER", "x", "--context", str(2**31 - 1)], "context:"),
         (["generate", "FOLDER", "x", "--memory-limit", "1MB"], ""),
+        (["bench", "FOLDER", "--ablate", "x"], "ablate: x, expected some of"),
         (["bench", "FOLDER", "--contexts", "2000000000"], "context:"),
     ],
 )

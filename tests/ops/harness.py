@@ -65,7 +65,8 @@ def isas() -> list[str]:
 
 # The Metal device over the software Metal. Where a test takes an instruction set, it takes "metal"
 # (with the detector) or "metal plain" (without, and faster) as well. Each set of constants and
-# weight forms is a library of its own, compiled in a second or two and kept: use few.
+# weight forms is a library of its own, compiled in a second or two and kept: use few. More words
+# name another device: "m1", or "tensor" for an M5 whose tensor operations are used.
 
 
 SOFTMETAL = hasattr(_testing, "fake_set")
@@ -101,6 +102,23 @@ def metal_order(order: str, seed: int = 1) -> Iterator[None]:
     finally:
         _testing.fake_set("order", None)
         _testing.fake_set("seed", None)
+
+
+@contextmanager
+def _chip(isa: str) -> Iterator[None]:
+    """The chip and the system that a device made for `isa` finds."""
+    settings = {}
+    if SOFTMETAL and "tensor" in isa:
+        settings = {"chip": "5", "system": "26.2"}
+    elif SOFTMETAL and "m1" in isa:
+        settings = {"chip": "1"}
+    try:
+        for name, value in settings.items():
+            _testing.fake_set(name, value)
+        yield
+    finally:
+        for name in settings:
+            _testing.fake_set(name, None)
 
 
 # bfloat16 as its bits in uint16.
@@ -296,6 +314,11 @@ class Guarded:
         assert margins.tobytes() == poison.tobytes(), f"{name}: written outside"
 
 
+def all_constants(op: str, given: Mapping[str, float]) -> dict[str, float]:
+    """0 for those that are not given: whoever names a variant asks for it."""
+    return dict.fromkeys(CONTRACTS[op]["constants"], 0) | dict(given)
+
+
 def run(
     op: str,
     constants: Mapping[str, float],
@@ -309,8 +332,8 @@ def run(
     """One dispatch.
 
     Args:
-        isa: an instruction set of the CPU device, "metal" or "metal plain". The test is skipped
-            where there is no such kernel.
+        isa: an instruction set of the CPU device, "metal", "metal plain" or one of these with the
+            name of a chip. The test is skipped where there is no such kernel.
         slots: by name: an array for READ and UPDATE (activations as floats), a `Weight` for packed
             ones, a shape for WRITE. A slot left out is not bound.
     """
@@ -337,13 +360,15 @@ def run(
             outputs[name] = Guarded.around(value)
             value = outputs[name].array
         bound.append(value)
+    constants = all_constants(op, constants)
     packed_params = struct.pack(
         "".join(code for _, code in params_fields(op)),
         *(params.get(name, 0) for name, _ in params_fields(op)),
     )
-    read = _testing.run(
-        op, dict(constants), packed_params, bound, precision=precision, threads=threads, isa=isa
-    )
+    with _chip(isa):
+        read = _testing.run(
+            op, constants, packed_params, bound, precision=precision, threads=threads, isa=isa
+        )
     for name, output in outputs.items():
         output.check(name)
     result = Result({n: decode(o.array) for n, o in outputs.items()}, read, precision)

@@ -16,6 +16,7 @@ from harness import (
     POISON,
     Result,
     Weight,
+    all_constants,
     decode,
     encode,
     metal_order,
@@ -68,11 +69,20 @@ def flattened(name: str, seen: set[str] | None = None) -> str:
 
 
 def run_source(
-    case: Case, source: str, groups: tuple[int, ...], threads: int, order: Order = "ahead"
+    case: Case,
+    source: str,
+    groups: tuple[int, ...],
+    threads: int,
+    order: Order = "ahead",
+    tensors: bool = False,
 ) -> tuple[list[Any], Result]:
     """What the detector says of a source for a case's kernel, and the outputs."""
     library = Library.compile(
-        source, mode="detect", name=f"{case.op}.metal", defines=_defines(case)
+        source,
+        mode="detect",
+        name=f"{case.op}.metal",
+        defines=_defines(case) | ({"LILY_TENSOR": "1"} if tensors else {}),
+        language="metal4.0" if tensors else "metal3.1",
     )
     fields = params_fields(case.op)
     packed = struct.pack(
@@ -106,7 +116,7 @@ def _defines(case: Case) -> dict[str, str]:
     prefix = "".join(word.capitalize() for word in case.op.split("_"))
     wide = case.precision == "float32"
     found = {"LILY_FLOAT32": str(int(wide)), "ACT": "float" if wide else "bfloat"}
-    for name, value in case.constants.items():
+    for name, value in all_constants(case.op, case.constants).items():
         found[f"{prefix}_{name}"] = f"{value!r}f" if isinstance(value, float) else f"{value}u"
     for name, value in case.slots.items():
         if isinstance(value, Weight):

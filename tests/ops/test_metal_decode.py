@@ -20,6 +20,7 @@ from harness import (
     PRECISIONS,
     Result,
     Weight,
+    all_constants,
     encode,
     metal_missing,
     metal_order,
@@ -768,7 +769,7 @@ def flattened(name: str, seen: set[str]) -> str:
 def defines(case: Case) -> dict[str, str]:
     prefix = "".join(word.capitalize() for word in case.op.split("_"))
     found = {"ACT": "float" if case.precision == "float32" else "bfloat"}
-    for name, value in case.constants.items():
+    for name, value in all_constants(case.op, case.constants).items():
         found[f"{prefix}_{name}"] = f"{value!r}f" if isinstance(value, float) else f"{value}u"
     for name, value in case.slots.items():
         if isinstance(value, Weight):  # one matrix of 4 bits

@@ -170,7 +170,7 @@ def combine(precision: str, rows: int, d: int, top: int) -> Case:
     shares = rng.uniform(0, 1, (rows, top + 1)).astype(np.float32)
     return Case(
         "prefill_combine",
-        {"D": d, "TOP": top},
+        {"D": d, "TOP": top, "GROUPED": 1},
         {"rows": rows},
         {"out": out, "shared_out": shared_out, "inv": inv, "shares": shares, "x": x},
         {"x": (oracle_rows.combine(x, out, shared_out, inv, shares), False)},
@@ -602,7 +602,13 @@ def test_no_rows(name: str, precision: str) -> None:
 
 
 def experts_up(
-    precision: str, counts: list[int], d: int, f: int, bits: Any, tokens: int = 9
+    precision: str,
+    counts: list[int],
+    d: int,
+    f: int,
+    bits: Any,
+    tokens: int = 9,
+    tile_rows: int = 64,
 ) -> Case:
     rng = generator(d, f, *counts)
     w = random_weight(rng, [(f, d), (f, d)], bits, len(counts))
@@ -612,7 +618,7 @@ def experts_up(
     h = oracle_gemm.experts_up(y, offsets, src, gate, up)
     return Case(
         "prefill_experts_up",
-        {"D": d, "EXPERTS": len(counts), "TOP": 1, "F": f},
+        {"D": d, "EXPERTS": len(counts), "TOP": 1, "F": f, "TILE_ROWS": tile_rows},
         {"rows": len(src)},
         {"y": y, "offsets": offsets, "src": src, "weight": w, "h": h.shape},
         {"h": (h, True)},
@@ -628,6 +634,7 @@ def experts_down(
     d: int,
     bits: Any = (4, 4),
     tokens: int = 9,
+    tile_rows: int = 64,
 ) -> Case:
     rng = generator(d, f, *counts)
     w = random_weight(rng, [(d, f)], bits[0], len(counts))
@@ -638,7 +645,8 @@ def experts_down(
     out = oracle_gemm.experts_down(h, offsets, w.matrices[0].reshape(len(counts), d, f))
     return Case(
         "prefill_experts_down",
-        {"D": d, "EXPERTS": len(counts), "TOP": 1, "F": f, "SHARED": shared},
+        {"D": d, "EXPERTS": len(counts), "TOP": 1, "F": f, "SHARED": shared}
+        | {"TILE_ROWS": tile_rows},
         {"rows": tokens},
         {"h": h, "shared": s, "offsets": offsets, "weight": w, "shared_weight": ws}
         | {"out": out.shape, "shared_out": (tokens, d)},
@@ -647,19 +655,29 @@ def experts_down(
     )
 
 
-COUNTS = [[1], [0, 70, 0, 1, 9], [64, 0, 65], [3] * 40, [0, 0, 130]]
+# Rows of each expert, and of a tile.
+COUNTS = [
+    ([1], 16),
+    ([0, 70, 0, 1, 9], 32),
+    ([64, 0, 65], 64),
+    ([3] * 40, 16),
+    ([0, 0, 130], 32),
+    ([16, 0, 17, 15], 16),
+]
 
 
 @precisions
-@pytest.mark.parametrize("counts", COUNTS)
-def test_experts_up(counts: list[int], precision: str) -> None:
-    check(experts_up(precision, counts, 64, 40, [4, 8] if len(counts) == 3 else 4))
+@pytest.mark.parametrize(("counts", "tile_rows"), COUNTS)
+def test_experts_up(counts: list[int], tile_rows: int, precision: str) -> None:
+    bits = [4, 8] if len(counts) == 3 else 4
+    check(experts_up(precision, counts, 64, 40, bits, tile_rows=tile_rows))
 
 
 @precisions
-@pytest.mark.parametrize("counts", COUNTS)
-def test_experts_down(counts: list[int], precision: str) -> None:
-    check(experts_down(precision, counts, 64, 128, 70, (8, 4) if len(counts) == 3 else (4, 8)))
+@pytest.mark.parametrize(("counts", "tile_rows"), COUNTS)
+def test_experts_down(counts: list[int], tile_rows: int, precision: str) -> None:
+    bits = (8, 4) if len(counts) == 3 else (4, 8)
+    check(experts_down(precision, counts, 64, 128, 70, bits, tile_rows=tile_rows))
 
 
 @precisions
@@ -737,6 +755,21 @@ def test_a_grouped_rows_bits_depend_on_its_token_and_expert_alone(precision: str
         for n in (1, 7, 8, 9, 33, 64, 65):
             rows = rng.permutation(tokens)[:n]
             assert same_bits(of(expert, rows), whole[rows]), n
+
+
+@precisions
+def test_a_grouped_rows_bits_do_not_depend_on_the_tile(precision: str) -> None:
+    counts = [3, 70, 0, 1, 33]
+
+    def of(rows: int) -> list[Any]:
+        up = experts_up(precision, counts, 128, 40, 4, tile_rows=rows)
+        down = experts_down(precision, counts, 128, 128, 40, tokens=40, tile_rows=rows)
+        low = dispatch(down)
+        return [dispatch(up)["h"], low["out"], low["shared_out"]]
+
+    whole = of(64)
+    for rows in (16, 32):
+        assert all(map(same_bits, of(rows), whole)), rows
 
 
 @precisions

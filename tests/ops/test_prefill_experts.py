@@ -34,7 +34,7 @@ def experts_up(
     f = w.matrices[0].shape[-2]
     return run(
         "prefill_experts_up",
-        {"D": y.shape[1], "EXPERTS": experts, "TOP": 1, "F": f},
+        {"D": y.shape[1], "EXPERTS": experts, "TOP": 1, "F": f, "TILE_ROWS": 64},
         {"rows": len(src)},
         precision,
         isa=isa,
@@ -60,7 +60,14 @@ def experts_down(
     d = w.matrices[0].shape[-2]
     return run(
         "prefill_experts_down",
-        {"D": d, "EXPERTS": len(offsets) - 1, "TOP": 1, "F": h.shape[1], "SHARED": shared.shape[1]},
+        {
+            "D": d,
+            "EXPERTS": len(offsets) - 1,
+            "TOP": 1,
+            "F": h.shape[1],
+            "SHARED": shared.shape[1],
+            "TILE_ROWS": 64,
+        },
         {"rows": len(shared)},
         precision,
         isa=isa,

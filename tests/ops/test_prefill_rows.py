@@ -224,7 +224,7 @@ def combine(
 ) -> Result:
     return run(
         "prefill_combine",
-        {"D": x.shape[1], "TOP": inv.shape[1]},
+        {"D": x.shape[1], "TOP": inv.shape[1], "GROUPED": 1},
         {"rows": len(x)},
         precision,
         isa=isa,

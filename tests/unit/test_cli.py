@@ -628,6 +628,8 @@ PLAN = MemoryPlan(
     available=2 * 10**9,
     largest_context=50_000,
     native_context=262_144,
+    token_dispatches=252,
+    chunk_dispatches=542,
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -29,10 +30,11 @@ def parts(preset: str) -> tuple[_core.Config, _core.TensorTable]:
     return core_config(config, 248_077), table
 
 
-def stats(kind: str, **options: Any) -> dict[str, int]:
+def stats(kind: str, ablate: Sequence[str] = (), **options: Any) -> dict[str, int]:
     config, table = parts("real")
     known = {"single_block": False, "penalties": False, **options}
-    return _core.plan_stats(_core.Device("cpu", 1), config, table, "fast", kind, chunk=512, **known)
+    engine = _core.Options("fast", chunk=512, ablate=ablate)
+    return _core.plan_stats(_core.Device("cpu", 1), config, table, engine, kind, **known)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,31 @@ def test_dispatches_of_a_decoded_token(
     assert found["barriers"] == dispatches - 1
 
 
+# A prompt's chunk: embed, 7 a delta net, 5 an attention, 7 the experts, head; a ring's refill runs
+# beside the scan.
+PROMPT = 1 + 30 * 7 + 10 * 5 + 40 * 7 + 1
+# name: dispatches and stages of a decoded token, and of a prompt's last chunk
+ABLATED = {
+    "token_handover": (253, 253, PROMPT, PROMPT - 30),  # embeds what the host hands over
+    "concurrent_dispatch": (252, 252, PROMPT, PROMPT),
+    "chunked_prompts": (252, 252, PROMPT, PROMPT - 30),
+    "row_parallel": (252, 252, PROMPT, PROMPT - 30),
+    "register_scan": (252, 252, PROMPT, PROMPT - 30),
+    # Of each expert layer: the choice, gate beside up, and their product instead of one dispatch.
+    "fused_gate_up": (252 + 40 * 3, 252 + 40 * 2, PROMPT, PROMPT - 30),
+    "fused_down": (252 + 40, 252 + 40, PROMPT, PROMPT - 30),
+    "fused_delta_norm": (252 + 30, 252 + 30, PROMPT, PROMPT - 30),
+}
+
+
+@pytest.mark.parametrize("name", ABLATED)
+def test_what_a_plan_does_without(name: str) -> None:
+    decoded, prompt = (stats(kind, ablate=[name]) for kind in ("next_greedy", "prompt"))
+    assert (
+        decoded["dispatches"], decoded["stages"], prompt["dispatches"], prompt["stages"]
+    ) == ABLATED[name]  # fmt: skip
+
+
 def test_bytes_of_a_decoded_token() -> None:
     found = stats("next_greedy")
     assert found["weight_bytes"] == pytest.approx(REAL_BYTES, rel=0.02)
@@ -71,7 +98,12 @@ def test_prefill_exposes_concurrency() -> None:
 
 def test_memory_of_the_real_model() -> None:
     config, table = parts("real")
-    need = _core.memory_need(_core.Device("cpu", 1), config, table, "fast", 512, 64 << 30)
+    need = _core.memory_need(
+        _core.Device("cpu", 1),
+        config,
+        table,
+        _core.Options("fast", chunk=512, memory_bytes=64 << 30),
+    )
     assert need["weight_bytes"] == pytest.approx(19.51e9, rel=0.01)
     assert need["position_bytes"] == 20_480
     assert need["session_bytes"] == pytest.approx(2 * STATE_BYTES, rel=0.05)

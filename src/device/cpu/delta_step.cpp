@@ -3,6 +3,7 @@
 // while it is in registers: the state crosses memory once in each direction.
 #include "metal/delta_step.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -87,6 +88,10 @@ void value_head(const Args<ACT>& a, uint32_t h, const float* q, const float* k) 
   else
     update<0>(step, DV, static_cast<int>(DK / lanes), a.state_in + state, a.state_out + state, o);
 
+  if (a.c.RAW) {
+    std::copy_n(o, DV, a.o + size_t{h} * DV);
+    return;
+  }
   // Several parts are another device's choice, and may be shorter than a vector.
   const uint32_t part = DV / a.c.PARTIALS;
   float* squares = a.squares + size_t{h} * a.c.PARTIALS;

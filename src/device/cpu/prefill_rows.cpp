@@ -98,7 +98,6 @@ void prefill_combine(const KernelCall& call) {
   constexpr uint32_t step = 2 * lanes;
   call.pool.parallel_for(a.p.rows, grain, [&](uint32_t begin, uint32_t end, uint32_t) {
     for (size_t t = begin; t < end; ++t) {
-      const uint32_t* inv = a.inv + t * K;
       const float* shares = a.shares + t * (K + 1);
       for (uint32_t d = 0; d < D; d += step) {
         F low = zero(), high = zero();
@@ -106,7 +105,7 @@ void prefill_combine(const KernelCall& call) {
           low = fma(set1(share), load(row + d), low);
           high = fma(set1(share), load(row + d + lanes), high);
         };
-        for (uint32_t i = 0; i < K; ++i) add(a.out + size_t{inv[i]} * D, shares[i]);
+        for (uint32_t i = 0; i < K; ++i) add(a.out + (a.c.GROUPED ? a.inv[t * K + i] : t * K + i) * D, shares[i]);
         add(a.shared_out + t * D, shares[K]);
         float* x = a.x + t * D + d;
         store(x, load(x) + low);

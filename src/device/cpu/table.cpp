@@ -5,7 +5,7 @@
 #define LILY_CPU_KERNELS(K)                                                                  \
   K(embed) K(delta_project) K(delta_step) K(project_add) K(attend_project) K(attend)         \
   K(attend_merge) K(route_shared) K(experts_up) K(experts_down_add) K(head) K(sample_greedy) \
-  K(sample)                                                                                  \
+  K(sample) K(experts_project) K(gated_product) K(experts_down)                              \
   K(prefill_norm) K(prefill_delta_project) K(prefill_delta_prep) K(prefill_ring)             \
   K(prefill_delta_scan) K(prefill_gated_norm) K(prefill_project_add)                         \
   K(prefill_attend_project) K(prefill_attend_prep) K(prefill_attend) K(prefill_route)        \

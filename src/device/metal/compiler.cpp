@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 
 #include "base/error.h"
+#include "device/metal/tier.h"
 
 namespace lily::metal {
 
@@ -12,10 +14,10 @@ namespace {
 constexpr size_t most_threads = 4;
 constexpr NSUInteger lanes = 32;  // of a simdgroup; the kernels count on it
 
-// Kernels are base Metal 3.1 and mean what they say: no fast math unless they spell it out.
-Ref<MTLCompileOptions> compile_options() {
+// Kernels mean what they say: no fast math unless they spell it out.
+Ref<MTLCompileOptions> compile_options(NSUInteger language) {
   auto options = Ref<MTLCompileOptions>::taking(MTLCompileOptions::make());
-  options->setLanguageVersion(MTLLanguageVersion3_1);
+  options->setLanguageVersion(language);
   if (options->responds(MTLCompileOptions::setMathMode_selector)) {
     options->setMathMode(MTLMathModeSafe);
     options->setMathFloatingPointFunctions(MTLMathFloatingPointFunctionsPrecise);
@@ -73,26 +75,62 @@ void Compiler::loop() {
   }
 }
 
-void Compiler::build(MetalKernel& kernel) const {
+std::string Compiler::fallback() {
+  std::lock_guard lock(mutex_);
+  return fallback_;
+}
+
+void Compiler::build(MetalKernel& kernel) {
+  const auto begin = std::chrono::steady_clock::now();
   const std::string name(kernel.contract.name);
+  if (kernel.tensors) {
+    try {
+      const std::vector<std::byte> any_params(kernel.contract.params_bytes);
+      kernel.pipeline = build_pipeline(device_, name, tensor_definition + kernel.source,
+                                       MTLLanguageVersion4_0, kernel.launch(any_params).threads);
+    } catch (const DeviceError& e) {
+      kernel.tensors = false;
+      std::lock_guard lock(mutex_);
+      if (fallback_.empty())
+        std::fprintf(stderr, "lily: on tensor operations, %s\nlily: base kernels do instead\n",
+                     e.what());
+      fallback_ = e.what();
+    }
+  }
+  if (!kernel.tensors)
+    kernel.pipeline = build_pipeline(device_, name, kernel.source, MTLLanguageVersion3_1, 0);
+  kernel.max_threads = static_cast<uint32_t>(kernel.pipeline->maxTotalThreadsPerThreadgroup());
+  kernel.compile_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  kernel.source.clear();
+}
+
+Ref<MTLComputePipelineState> build_pipeline(MTLDevice* device, const std::string& name,
+                                            const std::string& source, NSUInteger language,
+                                            uint32_t threads) {
   auto refuse = [&](const std::string& why) { throw DeviceError("metal: kernel " + name + ": " + why); };
   Pool pool;
-  const auto begin = std::chrono::steady_clock::now();
   NSError* error = nullptr;
   const auto library = Ref<MTLLibrary>::taking(
-      device_->newLibraryWithSource(string(kernel.source), compile_options().get(), &error));
+      device->newLibraryWithSource(string(source), compile_options(language).get(), &error));
   if (!library) refuse("does not compile: " + text(error));
   const auto function = Ref<MTLFunction>::taking(library->newFunctionWithName(string(name)));
   if (!function) refuse("not in its source");
-  auto pipeline = Ref<MTLComputePipelineState>::taking(
-      device_->newComputePipelineStateWithFunction(function.get(), &error));
+  Ref<MTLComputePipelineState> pipeline;
+  if (threads) {
+    const auto all = Ref<MTLComputePipelineDescriptor>::taking(MTLComputePipelineDescriptor::make());
+    all->setComputeFunction(function.get());
+    if (all->responds(MTLComputePipelineDescriptor::setRequiredThreadsPerThreadgroup_selector))
+      all->setRequiredThreadsPerThreadgroup(MTLSize{threads, 1, 1});
+    pipeline = Ref<MTLComputePipelineState>::taking(device->newComputePipelineStateWithDescriptor(
+        all.get(), MTLPipelineOptionNone, static_cast<MTLComputePipelineReflection**>(nullptr), &error));
+  } else {
+    pipeline = Ref<MTLComputePipelineState>::taking(
+        device->newComputePipelineStateWithFunction(function.get(), &error));
+  }
   if (!pipeline) refuse("no pipeline: " + text(error));
   if (const NSUInteger width = pipeline->threadExecutionWidth(); width != lanes)
     refuse("simdgroups of " + std::to_string(width) + ", expected " + std::to_string(lanes));
-  kernel.max_threads = static_cast<uint32_t>(pipeline->maxTotalThreadsPerThreadgroup());
-  kernel.pipeline = std::move(pipeline);
-  kernel.compile_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  kernel.source.clear();
+  return pipeline;
 }
 
 }  // namespace lily::metal

@@ -16,11 +16,12 @@ namespace lily::metal {
 
 struct MetalKernel final : Kernel {
   MetalKernel(const Contract& contract, const LaunchEntry& grid, std::span<const std::byte> constants,
-              std::string source)
+              std::string source, bool tensors)
       : contract(contract),
         grid(grid),
         constants(constants.begin(), constants.end()),
-        source(std::move(source)) {}
+        source(std::move(source)),
+        tensors(tensors) {}
 
   void ready() const override;
   KernelFacts facts() const override { return {max_threads, compile_s}; }
@@ -35,6 +36,7 @@ struct MetalKernel final : Kernel {
 
   // Written by the compiler, read after ready().
   std::string source;
+  bool tensors;  // built on tensor operations; before, whether that is to be tried
   Ref<MTLComputePipelineState> pipeline;
   uint32_t max_threads = 0;
   double compile_s = 0;
@@ -54,16 +56,26 @@ class Compiler {
 
   void compile(std::shared_ptr<MetalKernel>);
 
+  // Why the first kernel was not built on tensor operations although it was to be; empty if none.
+  std::string fallback();
+
  private:
   void loop();
-  void build(MetalKernel&) const;  // throws DeviceError
+  void build(MetalKernel&);  // throws DeviceError
 
   MTLDevice* device_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<MetalKernel>> queue_;
   bool stop_ = false;
+  std::string fallback_;
   std::vector<std::thread> threads_;
 };
+
+// One kernel of a source. `threads`: what all its threadgroups will have, where the pipeline has to
+// know; else 0. Throws DeviceError.
+Ref<MTLComputePipelineState> build_pipeline(MTLDevice*, const std::string& name,
+                                            const std::string& source, NSUInteger language,
+                                            uint32_t threads);
 
 }  // namespace lily::metal

@@ -22,6 +22,11 @@ uint32_t attention_block(uint32_t keys) {
   return std::max(512u, (share + 63) / 64 * 64);
 }
 
+// About as many rows as an expert has: more would be empty, fewer expand its weights more often.
+uint32_t tile_rows(uint32_t rows, uint32_t experts) {
+  return rows < 24ull * experts ? 16 : rows < 96ull * experts ? 32 : 64;
+}
+
 Tuning tuning_numbers() {
   Tuning t;
   t.delta_partials = DELTA_STEP_PARTIALS;
@@ -29,6 +34,7 @@ Tuning tuning_numbers() {
   t.chunk = 2048;
   t.max_blocks = most_blocks;
   t.block = attention_block;
+  t.tile_rows = tile_rows;
   return t;
 }
 
@@ -95,6 +101,8 @@ MetalDevice::MetalDevice()
   queue_ = Ref<MTLCommandQueue>::taking(device_->newCommandQueue());
   fence_ = Ref<MTLFence>::taking(device_->newFence());
   if (!queue_ || !fence_) throw DeviceError(info_.description + ": no command queue");
+  tier_ = find_tier(device_.get(), queue_.get());
+  if (tier_.tensors) info_.description += ", tensor operations";
   residency_ = std::make_shared<Residency>(device_.get(), queue_.get());
   unbound_ = allocate(256, "unbound slots");
 }
@@ -133,11 +141,15 @@ const Kernel* MetalDevice::kernel(const Contract& contract, std::span<const std:
   if (!grid || !has_kernel(contract.name))
     throw InternalError("metal: no kernel " + std::string(contract.name));
   std::string head = definitions(contract, constants, precision, weights);
+  if (tier_.half_tiles) head += half_tiles_definition;
   std::lock_guard lock(kernels_mutex_);
   std::shared_ptr<MetalKernel>& kernel = kernels_[{contract.name, head}];
   if (!kernel) {
-    kernel = std::make_shared<MetalKernel>(contract, *grid, constants,
-                                           head + kernel_text(contract.name));
+    const std::string text = kernel_text(contract.name);
+    // float32 stays float32: tensor operations take bf16.
+    const bool tensors = tier_.tensors && precision == Precision::fast &&
+                         text.find("LILY_TENSOR") != std::string::npos;
+    kernel = std::make_shared<MetalKernel>(contract, *grid, constants, head + text, tensors);
     kernel->act_bytes = precision == Precision::float32 ? 4 : 2;
     compiler_.compile(kernel);
   }

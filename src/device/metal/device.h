@@ -11,6 +11,7 @@
 #include "device/metal/costs.h"
 #include "device/metal/objc.h"
 #include "device/metal/residency.h"
+#include "device/metal/tier.h"
 
 namespace lily::metal {
 
@@ -38,6 +39,8 @@ class MetalDevice final : public Device {
 
   Budget budget;  // of what is committed at once; tests make it small
 
+  const Tier& tier() const { return tier_; }
+
   // Encodes and commits. Throws DeviceError if the device is lost.
   void submit(Work&);
   // Waits, and sets the work's error or timing.
@@ -48,6 +51,7 @@ class MetalDevice final : public Device {
   Tuning tuning_;
   Ref<MTLDevice> device_;
   Ref<MTLCommandQueue> queue_;
+  Tier tier_;
   std::shared_ptr<Residency> residency_;  // buffers may outlive the device
   std::shared_ptr<Buffer> unbound_;       // what slots without a buffer get
   size_t max_buffer_bytes_ = 0;

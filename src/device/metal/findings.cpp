@@ -88,6 +88,13 @@ std::vector<Finding> MetalDevice::findings() {
   list.push_back({"largest buffer", gigabytes(device_->maxBufferLength())});
   list.push_back({"residency sets",
                   yes(device_->responds(MTLDevice::newResidencySetWithDescriptor_selector))});
+  list.push_back({"prefill attention", tier_.half_tiles ? "tiles of half: M1 and M2 emulate bf16"
+                                                        : "tiles of bf16"});
+  const bool tried = tier_.tensors || tier_.tensors_reason.starts_with("the probe");
+  list.push_back({"tensor operations", std::string(tier_.tensors ? "used: " : "not used: ") +
+                                           tier_.tensors_reason, tried && !tier_.tensors});
+  if (const std::string why = compiler_.fallback(); !why.empty())
+    list.push_back({"tensor kernels", "base kernels do instead: " + why, true});
 
   // One object of each class, to be asked for its methods.
   NSError* error = nullptr;

@@ -7,8 +7,11 @@
 #include "metal/attend_project.h"
 #include "metal/delta_project.h"
 #include "metal/delta_step.h"
+#include "metal/experts_down.h"
 #include "metal/experts_down_add.h"
+#include "metal/experts_project.h"
 #include "metal/experts_up.h"
+#include "metal/gated_product.h"
 #include "metal/grids.h"
 #include "metal/head.h"
 #include "metal/project_add.h"
@@ -30,7 +33,7 @@ Launch shared_out(uint32_t n, uint32_t per, uint32_t simdgroups) {
 }
 
 Launch delta_project(const DeltaProject::Constants& c, const DeltaProject::Params&) {
-  return shared_out(c.CHANNELS + c.VALUES + 2 * c.HEADS, DELTA_PROJECT_ROWS,
+  return shared_out(c.CHANNELS + c.VALUES + 2 * c.HEADS, LILY_ROWS(c.ROWS, DELTA_PROJECT_ROWS),
                     DELTA_PROJECT_SIMDGROUPS);
 }
 
@@ -40,11 +43,11 @@ Launch delta_step(const DeltaStep::Constants& c, const DeltaStep::Params&) {
 }
 
 Launch project_add(const ProjectAdd::Constants& c, const ProjectAdd::Params&) {
-  return shared_out(c.N, PROJECT_ADD_ROWS, PROJECT_ADD_SIMDGROUPS);
+  return shared_out(c.N, LILY_ROWS(c.ROWS, PROJECT_ADD_ROWS), PROJECT_ADD_SIMDGROUPS);
 }
 
 Launch attend_project(const AttendProject::Constants& c, const AttendProject::Params&) {
-  return shared_out(c.N, ATTEND_PROJECT_ROWS, ATTEND_PROJECT_SIMDGROUPS);
+  return shared_out(c.N, LILY_ROWS(c.ROWS, ATTEND_PROJECT_ROWS), ATTEND_PROJECT_SIMDGROUPS);
 }
 
 // Parts of each key/value head's query heads × blocks of keys.
@@ -61,19 +64,39 @@ Launch attend_merge(const AttendMerge::Constants& c, const AttendMerge::Params&)
 // Simdgroups for the logits, then others for the pairs of gate and up.
 Launch route_shared(const RouteShared::Constants& c, const RouteShared::Params&) {
   const uint32_t simdgroups =
-      ceil_div(c.EXPERTS + 1, ROUTE_SHARED_ROWS) + ceil_div(c.SHARED, ROUTE_SHARED_ROWS / 2);
+      ceil_div(c.EXPERTS + 1, LILY_ROWS(c.ROWS, ROUTE_SHARED_ROWS)) + ceil_div(c.SHARED, LILY_ROWS(c.ROWS, ROUTE_SHARED_ROWS) / 2);
   return shared_out(simdgroups, 1, ROUTE_SHARED_SIMDGROUPS);
 }
 
 // Pairs of gate and up × choices.
 Launch experts_up(const ExpertsUp::Constants& c, const ExpertsUp::Params&) {
-  Launch launch = shared_out(c.F, EXPERTS_UP_ROWS / 2, EXPERTS_UP_SIMDGROUPS);
+  Launch launch = shared_out(c.F, LILY_ROWS(c.ROWS, EXPERTS_UP_ROWS) / 2, EXPERTS_UP_SIMDGROUPS);
   launch.groups[1] = c.TOP;
   return launch;
 }
 
 Launch experts_down_add(const ExpertsDownAdd::Constants& c, const ExpertsDownAdd::Params&) {
-  return shared_out(c.D, EXPERTS_DOWN_ADD_ROWS, EXPERTS_DOWN_ADD_SIMDGROUPS);
+  return shared_out(c.D, LILY_ROWS(c.ROWS, EXPERTS_DOWN_ADD_ROWS), EXPERTS_DOWN_ADD_SIMDGROUPS);
+}
+
+// Outputs, which take two rows each if they are gated, × choices.
+Launch experts_project(const ExpertsProject::Constants& c, const ExpertsProject::Params&) {
+  Launch launch = shared_out(c.F, c.GATED ? LILY_ROWS(c.ROWS, EXPERTS_UP_ROWS) / 2 : LILY_ROWS(c.ROWS, EXPERTS_UP_ROWS),
+                             EXPERTS_UP_SIMDGROUPS);
+  launch.groups[1] = c.TOP;
+  return launch;
+}
+
+// An element for each thread.
+Launch gated_product(const GatedProduct::Constants& c, const GatedProduct::Params&) {
+  return {{ceil_div(c.N, GATED_PRODUCT_THREADS), 1, 1}, GATED_PRODUCT_THREADS};
+}
+
+// Rows × choices and the shared expert.
+Launch experts_down(const ExpertsDown::Constants& c, const ExpertsDown::Params&) {
+  Launch launch = shared_out(c.D, LILY_ROWS(c.ROWS, EXPERTS_DOWN_ADD_ROWS), EXPERTS_DOWN_ADD_SIMDGROUPS);
+  launch.groups[1] = c.TOP + 1;
+  return launch;
 }
 
 // A threadgroup for each span of the vocabulary.
@@ -99,6 +122,9 @@ constexpr LaunchEntry launches[] = {
     {"route_shared", &typed<RouteShared, route_shared>},
     {"experts_up", &typed<ExpertsUp, experts_up>},
     {"experts_down_add", &typed<ExpertsDownAdd, experts_down_add>},
+    {"experts_project", &typed<ExpertsProject, experts_project>},
+    {"gated_product", &typed<GatedProduct, gated_product>},
+    {"experts_down", &typed<ExpertsDown, experts_down>},
     {"head", &typed<Head, head>},
     {"sample_greedy", &typed<SampleGreedy, sample_greedy>},
     {"sample", &typed<Sample, sample>},

@@ -86,8 +86,8 @@ Launch attend(const PrefillAttend::Constants& c, const PrefillAttend::Params& p)
 }
 
 // Tiles of a product of so many rows and outputs.
-Launch tiles(uint32_t rows, uint32_t outputs) {
-  return {{ceil_div(rows, PREFILL_TILE_ROWS), ceil_div(outputs, PREFILL_TILE_OUTPUTS), 1},
+Launch tiles(uint32_t rows, uint32_t outputs, uint32_t tile_rows = PREFILL_TILE_ROWS) {
+  return {{ceil_div(rows, tile_rows), ceil_div(outputs, PREFILL_TILE_OUTPUTS), 1},
           tile_threads};
 }
 // A gated tile has so many outputs.
@@ -120,19 +120,19 @@ Launch route(const PrefillRoute::Constants& c, const PrefillRoute::Params& p) {
 
 // Tiles of `rows` grouped rows, however the router spreads them: beyond what the rows fill, each
 // expert that has some adds one that is not full.
-uint32_t most_tiles(uint32_t rows, uint32_t experts) {
-  constexpr uint64_t tile = PREFILL_TILE_ROWS;
-  return static_cast<uint32_t>((rows + (tile - 1) * std::min(experts, rows)) / tile);
+uint32_t most_tiles(uint32_t rows, uint32_t experts, uint64_t tile_rows) {
+  return static_cast<uint32_t>((rows + (tile_rows - 1) * std::min(experts, rows)) / tile_rows);
 }
 
 Launch experts_up(const PrefillExpertsUp::Constants& c, const PrefillExpertsUp::Params& p) {
-  return {{most_tiles(p.rows * c.TOP, c.EXPERTS), ceil_div(c.F, gated_outputs), 1}, tile_threads};
+  return {{most_tiles(p.rows * c.TOP, c.EXPERTS, c.TILE_ROWS), ceil_div(c.F, gated_outputs), 1},
+          tile_threads};
 }
 
 // The shared expert's rows, then the grouped ones.
 Launch experts_down(const PrefillExpertsDown::Constants& c, const PrefillExpertsDown::Params& p) {
-  Launch launch = tiles(p.rows, c.D);
-  launch.groups[0] += most_tiles(p.rows * c.TOP, c.EXPERTS);
+  Launch launch = tiles(p.rows, c.D, c.TILE_ROWS);
+  launch.groups[0] += most_tiles(p.rows * c.TOP, c.EXPERTS, c.TILE_ROWS);
   return launch;
 }
 

@@ -30,6 +30,10 @@ struct MTLSize {
   NSUInteger width, height, depth;
 };
 
+struct NSOperatingSystemVersion {
+  NSInteger majorVersion, minorVersion, patchVersion;
+};
+
 namespace objc {
 
 // A type as the runtime writes it: an unsigned 64-bit number is "Q", an object "@".
@@ -41,6 +45,7 @@ std::string type_code() {
   else if constexpr (std::is_same_v<T, NSInteger>) return "q";
   else if constexpr (std::is_same_v<T, NSUInteger>) return "Q";
   else if constexpr (std::is_same_v<T, MTLSize>) return "{?=QQQ}";
+  else if constexpr (std::is_same_v<T, NSOperatingSystemVersion>) return "{?=qqq}";
   else if constexpr (std::is_same_v<T, const char*>) return "r*";
   else if constexpr (std::is_same_v<T, const void*>) return "r^v";
   else if constexpr (std::is_same_v<T, void*>) return "^v";
@@ -144,7 +149,9 @@ LILY_OBJC_CLASS(NSError)
 
 #define NSProcessInfo_METHODS(METHOD, CLASS_METHOD)                                 \
   CLASS_METHOD(processInfo, "processInfo", NSProcessInfo*())                        \
-  METHOD(operatingSystemVersionString, "operatingSystemVersionString", NSString*())
+  METHOD(operatingSystemVersionString, "operatingSystemVersionString", NSString*()) \
+  METHOD(isOperatingSystemAtLeastVersion, "isOperatingSystemAtLeastVersion:",       \
+         bool(NSOperatingSystemVersion))
 LILY_OBJC_CLASS(NSProcessInfo)
 
 #define MTLCompileOptions_METHODS(METHOD, CLASS_METHOD)                             \
@@ -161,6 +168,17 @@ LILY_OBJC_CLASS(MTLFunction)
 #define MTLLibrary_METHODS(METHOD, CLASS_METHOD)                                    \
   METHOD(newFunctionWithName, "newFunctionWithName:", MTLFunction*(NSString*))
 LILY_OBJC_CLASS(MTLLibrary)
+
+#define MTLComputePipelineDescriptor_METHODS(METHOD, CLASS_METHOD)                  \
+  CLASS_METHOD(make, "new", MTLComputePipelineDescriptor*())                        \
+  METHOD(setComputeFunction, "setComputeFunction:", void(MTLFunction*))             \
+  METHOD(setRequiredThreadsPerThreadgroup, "setRequiredThreadsPerThreadgroup:",     \
+         void(MTLSize)) /* macOS 26 */
+LILY_OBJC_CLASS(MTLComputePipelineDescriptor)
+
+// Only passed as null.
+#define MTLComputePipelineReflection_METHODS(METHOD, CLASS_METHOD)
+LILY_OBJC_CLASS(MTLComputePipelineReflection)
 
 #define MTLComputePipelineState_METHODS(METHOD, CLASS_METHOD)                       \
   METHOD(threadExecutionWidth, "threadExecutionWidth", NSUInteger())                \
@@ -234,6 +252,10 @@ LILY_OBJC_CLASS(MTLArchitecture)
          MTLLibrary*(NSString*, MTLCompileOptions*, NSError**))                     \
   METHOD(newComputePipelineStateWithFunction, "newComputePipelineStateWithFunction:error:", \
          MTLComputePipelineState*(MTLFunction*, NSError**))                         \
+  METHOD(newComputePipelineStateWithDescriptor,                                     \
+         "newComputePipelineStateWithDescriptor:options:reflection:error:",         \
+         MTLComputePipelineState*(MTLComputePipelineDescriptor*, NSUInteger,        \
+                                  MTLComputePipelineReflection**, NSError**))       \
   METHOD(newFence, "newFence", MTLFence*())                                         \
   METHOD(newResidencySetWithDescriptor, "newResidencySetWithDescriptor:error:",     \
          MTLResidencySet*(MTLResidencySetDescriptor*, NSError**)) /* macOS 15 */
@@ -249,6 +271,7 @@ inline std::vector<objc::Method> all_methods() {
   NSProcessInfo::add_methods(list);
   MTLCompileOptions::add_methods(list);
   MTLLibrary::add_methods(list);
+  MTLComputePipelineDescriptor::add_methods(list);
   MTLComputePipelineState::add_methods(list);
   MTLBuffer::add_methods(list);
   MTLResidencySetDescriptor::add_methods(list);
@@ -263,10 +286,12 @@ inline std::vector<objc::Method> all_methods() {
 
 // Metal's constants, those that lily uses.
 constexpr NSUInteger MTLLanguageVersion3_1 = (3 << 16) + 1;
+constexpr NSUInteger MTLLanguageVersion4_0 = 4 << 16;
 constexpr NSInteger MTLMathModeSafe = 0;
 constexpr NSInteger MTLMathFloatingPointFunctionsPrecise = 1;
 constexpr NSUInteger MTLResourceStorageModeShared = 0;
 constexpr NSUInteger MTLResourceHazardTrackingModeUntracked = 1 << 8;
+constexpr NSUInteger MTLPipelineOptionNone = 0;
 constexpr NSUInteger MTLDispatchTypeConcurrent = 1;
 constexpr NSUInteger MTLBarrierScopeBuffers = 1;
 constexpr NSUInteger MTLCommandBufferStatusCompleted = 4;

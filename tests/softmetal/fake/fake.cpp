@@ -52,7 +52,15 @@ bool set(Settings& s, const std::string& name, const char* given) {
   if (name == "memory") return number(s.memory, nullptr, "8589934592");
   if (name == "width") return number(s.width, nullptr, "32");
   if (name == "max_threads") return number(s.max_threads, nullptr, "1024");
-  if (name == "system") return s.system = std::atoi(value(nullptr, "26").c_str()), true;
+  if (name == "system") {
+    const std::string text = value(nullptr, "26");
+    const size_t dot = text.find('.');
+    s.told_major = std::atoi(text.c_str());
+    s.system = s.told_major == 16 ? 26 : s.told_major.load();
+    s.told_minor = dot == std::string::npos ? 0 : std::atoi(text.c_str() + dot + 1);
+    return true;
+  }
+  if (name == "chip") return s.chip = std::atoi(value(nullptr, "3").c_str()), true;
   if (name == "wrong_types") return s.wrong_types = given ? find_selector(given) : nullptr, true;
   if (name == "fail_command_buffer") {
     const std::string text = value(nullptr, "0");
@@ -71,7 +79,8 @@ bool set(Settings& s, const std::string& name, const char* given) {
 }  // namespace
 
 Settings::Settings() {
-  for (const char* name : {"mode", "order", "seed", "memory", "width", "max_threads", "system", "wrong_types",
+  for (const char* name : {"mode", "order", "seed", "memory", "width", "max_threads", "system", "chip",
+                           "wrong_types",
                            "fail_command_buffer", "fail_allocation", "fail_library",
                            "fail_pipeline"})
     set(*this, name, nullptr);

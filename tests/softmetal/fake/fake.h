@@ -19,7 +19,9 @@ extern "C" {
 //              is not compiled: its kernels have any name and fill what they write with zeros
 //   order      in_turn, reversed, random, ahead, mixed (LILY_SOFTMETAL_ORDER): of lanes
 //   seed       (LILY_SOFTMETAL_SEED) of orders, those of dispatches between barriers among them
-//   system     14, 15, 26: the macOS whose classes and methods there are
+//   system     14, 15, 26, 26.2: the macOS whose classes and methods there are. 16.2 is 26.2 as a
+//              process is told that was linked for a system before
+//   chip       1 … 5: M1 … M5
 //   memory     bytes of recommendedMaxWorkingSetSize
 //   width, max_threads      what pipelines say
 //   wrong_types      a selector whose types methodSignatureForSelector: tells wrong

@@ -57,7 +57,12 @@ void add_foundation() {
   add("NSProcessInfo", "processInfo",
       +[](Class*, Sel) -> Object* { return autorelease(new Object("NSProcessInfo")); });
   add("NSProcessInfo", "operatingSystemVersionString", +[](Object*, Sel) -> Object* {
-    return string("Version " + std::to_string(system_version()) + ".0 (software Metal)");
+    return string("Version " + std::to_string(settings().told_major) + "." +
+                  std::to_string(settings().told_minor) + " (software Metal)");
+  });
+  add("NSProcessInfo", "isOperatingSystemAtLeastVersion:", +[](Object*, Sel, Version v) -> bool {
+    return std::pair<int64_t, int64_t>(settings().told_major, settings().told_minor) >=
+           std::pair(v.major, v.minor);
   });
 }
 
@@ -77,7 +82,9 @@ Object* new_library(Device*, Sel, String* source, CompileOptions* options, Objec
     report("library: language version " + std::to_string(options->language) + " is not known");
   if (!options || !options->math) report("library: the math mode is not set, so it is fast");
   const Mode mode = settings().mode;
-  if (mode == Mode::stub) return new Library(nullptr);
+  const bool tensors = language == "metal4.0";
+  if (tensors && system_version() < 26) report("library: Metal 4.0 before macOS 26");
+  if (mode == Mode::stub) return new Library(nullptr, tensors);
   std::string messages;
   const std::string path =
       compile(text(source), language, mode == Mode::detect ? "detect" : "plain", messages);
@@ -85,13 +92,26 @@ Object* new_library(Device*, Sel, String* source, CompileOptions* options, Objec
   char why[512];
   SoftmetalLibrary* library = softmetal_open(path.c_str(), why, sizeof why);
   if (!library) return fail(error, "MTLLibraryErrorDomain", 2, why), nullptr;
-  return new Library(library);
+  return new Library(library, tensors);
+}
+
+Object* make_pipeline(Function* f, Size threads, Object** error) {
+  if (fails(settings().fail_pipeline))
+    return fail(error, "AGXMetalFake", 3, "made to fail"), nullptr;
+  if (f->tensors && !threads.width)
+    report("pipeline: " + f->name + " has cooperative tensors and no required threads");
+  auto* pipeline = new Pipeline(*f);
+  pipeline->threads = threads;
+  return pipeline;
 }
 
 Object* new_pipeline(Device*, Sel, Function* f, Object** error) {
-  if (fails(settings().fail_pipeline))
-    return fail(error, "AGXMetalFake", 3, "made to fail"), nullptr;
-  return new Pipeline(*f);
+  return make_pipeline(f, {}, error);
+}
+
+Object* new_described_pipeline(Device*, Sel, PipelineDescriptor* d, uint64_t, Object**,
+                               Object** error) {
+  return make_pipeline(d->function, d->threads, error);
 }
 
 void add_kernels() {
@@ -108,8 +128,20 @@ void add_kernels() {
   add("MTLLibrary", "newFunctionWithName:", +[](Library* l, Sel, String* name) -> Object* {
     const bool stub = !l->library;
     const SoftmetalKernel* kernel = stub ? nullptr : softmetal_find(l->library, text(name).c_str());
-    return kernel || stub ? new Function(l->library, kernel, text(name)) : nullptr;
+    return kernel || stub ? new Function(*l, kernel, text(name)) : nullptr;
   });
+  add("MTLComputePipelineDescriptor", "new",
+      +[](Class*, Sel) -> Object* { return new PipelineDescriptor; });
+  add("MTLComputePipelineDescriptor", "setComputeFunction:",
+      +[](PipelineDescriptor* d, Sel, Function* f) {
+        retain(f);
+        release(d->function);
+        d->function = f;
+      });
+  add("MTLComputePipelineDescriptor", "setRequiredThreadsPerThreadgroup:",
+      +[](PipelineDescriptor* d, Sel, Size threads) { d->threads = threads; }, 26);
+  add("MTLDevice", "newComputePipelineStateWithDescriptor:options:reflection:error:",
+      &new_described_pipeline);
   add("MTLDevice", "newComputePipelineStateWithFunction:error:", &new_pipeline);
   add("MTLComputePipelineState", "threadExecutionWidth",
       +[](Pipeline*, Sel) -> uint64_t { return settings().width; });
@@ -209,6 +241,10 @@ void dispatch(Encoder* e, Sel, Size groups, Size threads) {
     report("fence: " + e->pipeline->name + " comes after updateFence");
   if (groups.width * groups.height * groups.depth == 0)
     return report("encoder: a dispatch of no threadgroups");
+  const Size& required = e->pipeline->threads;
+  if (required.width && (threads.width != required.width || threads.height != required.height ||
+                         threads.depth != required.depth))
+    report("encoder: " + e->pipeline->name + " has other threads than its pipeline requires");
   auto work = std::make_unique<Dispatch>();
   work->pipeline = e->pipeline;
   work->bindings = e->bindings;
@@ -280,9 +316,16 @@ struct Methods {
     add("MTLDevice", "name", +[](Device*, Sel) -> Object* { return string("software Metal"); });
     add("MTLDevice", "architecture",
         +[](Device*, Sel) -> Object* { return autorelease(new Object("MTLArchitecture")); });
-    add("MTLArchitecture", "name", +[](Object*, Sel) -> Object* { return string("applegpu_g15s"); });
     add("MTLDevice", "hasUnifiedMemory", +[](Device*, Sel) -> bool { return true; });
-    add("MTLDevice", "supportsFamily:", +[](Device*, Sel, int64_t f) -> bool { return f <= 1009; });
+    add("MTLArchitecture", "name", +[](Object*, Sel) -> Object* {
+      return string("applegpu_g" + std::to_string(12 + settings().chip) + "s");
+    });
+    // M1 is Apple7, M2 Apple8, M3 and M4 Apple9, M5 Apple10.
+    add("MTLDevice", "supportsFamily:", +[](Device*, Sel, int64_t f) -> bool {
+      const int chip = settings().chip;
+      if (f < 5000) return f <= 1006 + chip - (chip > 3);
+      return f == 5001 || (f == 5002 && system_version() >= 26);
+    });
     add("MTLDevice", "recommendedMaxWorkingSetSize",
         +[](Device*, Sel) -> uint64_t { return settings().memory; });
     add("MTLDevice", "maxBufferLength",

@@ -18,6 +18,11 @@ struct Size {
   uint64_t width, height, depth;
 };
 
+struct Version {
+  static constexpr const char* type_code = "{?=qqq}";
+  int64_t major, minor, patch;
+};
+
 struct String final : Object {
   explicit String(std::string text) : Object("NSString"), text(std::move(text)) {}
   std::string text;
@@ -37,17 +42,31 @@ struct CompileOptions final : Object {
 };
 
 struct Library final : Object {
-  explicit Library(SoftmetalLibrary* library) : Object("MTLLibrary"), library(library) {}
+  Library(SoftmetalLibrary* library, bool tensors)
+      : Object("MTLLibrary"), library(library), tensors(tensors) {}
   SoftmetalLibrary* library;  // stays open: kernels and reports point into it
+  bool tensors;               // of Metal 4
 };
 
 // `library` is null in a stub.
 struct Function final : Object {
-  Function(SoftmetalLibrary* library, const SoftmetalKernel* kernel, std::string name)
-      : Object("MTLFunction"), library(library), kernel(kernel), name(std::move(name)) {}
+  Function(const Library& l, const SoftmetalKernel* kernel, std::string name)
+      : Object("MTLFunction"),
+        library(l.library),
+        kernel(kernel),
+        name(std::move(name)),
+        tensors(l.tensors) {}
   SoftmetalLibrary* library;
   const SoftmetalKernel* kernel;
   std::string name;
+  bool tensors;
+};
+
+struct PipelineDescriptor final : Object {
+  PipelineDescriptor() : Object("MTLComputePipelineDescriptor") {}
+  void dispose() override { release(function); }
+  Function* function = nullptr;
+  Size threads{};
 };
 
 struct Pipeline final : Object {
@@ -56,6 +75,7 @@ struct Pipeline final : Object {
   SoftmetalLibrary* library;
   const SoftmetalKernel* kernel;
   std::string name;
+  Size threads{};  // of all its dispatches; none if 0
 };
 
 struct Buffer final : Object {

@@ -17,6 +17,8 @@ struct Settings {
   std::atomic<int> order;
   std::atomic<uint64_t> seed;
   std::atomic<int> system;
+  std::atomic<int> told_major, told_minor;  // what a process is told of it
+  std::atomic<int> chip;  // n of Mn
   std::atomic<uint64_t> memory, width, max_threads;
   std::atomic<const Selector*> wrong_types;
   // Counted down; the one that reaches 0 fails.

@@ -30,7 +30,7 @@ struct Stubs {
     fake_metal_clear();
   }
   ~Stubs() {
-    for (const char* name : {"mode", "system", "memory", "width", "max_threads", "fail_allocation",
+    for (const char* name : {"mode", "system", "chip", "memory", "width", "max_threads", "fail_allocation",
                              "fail_library", "fail_pipeline", "fail_command_buffer"})
       fake_metal_set(name, nullptr);
     fake_metal_clear();
@@ -386,6 +386,47 @@ TEST(metal_never_takes_more_attention_blocks_than_it_says) {
     const uint32_t block = t.block(keys);
     CHECK((keys - 1) / block + 1 <= t.max_blocks);
   }
+}
+
+TEST(metal_uses_tensor_operations_only_where_they_work) {
+  const Stubs stubs;
+  auto reason = [](const char* system, const char* chip) {
+    fake_metal_set("system", system);
+    fake_metal_set("chip", chip);
+    const metal::MetalDevice device;
+    CHECK(!device.tier().tensors);
+    CHECK(device.info().description.find("tensor") == std::string::npos);
+    return device.tier().tensors_reason;
+  };
+  for (const char* old : {"15", "26", "26.1", "16.1"})
+    CHECK(reason(old, "5") == "they need macOS 26.2");
+  CHECK(reason("26.2", "4") == "the GPU is \"applegpu_g16s\", which has no units for them");
+  // A stub does not multiply.
+  for (const char* now : {"26.2", "26.3", "16.2"})
+    CHECK(reason(now, "5").starts_with("the probe fails: gives 0.0"));
+  for (const char* what : {"fail_library", "fail_pipeline", "fail_command_buffer"}) {
+    fake_metal_set(what, "1");
+    CHECK(reason("26.2", "5").starts_with("the probe fails: "));
+    fake_metal_set(what, nullptr);
+  }
+  check_silent();
+}
+
+TEST(metal_stages_half_on_chips_without_bf16) {
+  const Stubs stubs;
+  for (int chip = 1; chip <= 5; ++chip) {
+    fake_metal_set("chip", std::to_string(chip).c_str());
+    CHECK(metal::MetalDevice().tier().half_tiles == (chip < 3));
+  }
+}
+
+TEST(metal_takes_small_tiles_for_few_rows) {
+  const Stubs stubs;
+  const metal::MetalDevice device;
+  const auto rows = device.tuning().tile_rows;
+  CHECK(rows(1, 256) == 16 && rows(24 * 256 - 1, 256) == 16);
+  CHECK(rows(24 * 256, 256) == 32 && rows(96 * 256 - 1, 256) == 32);
+  CHECK(rows(96 * 256, 256) == 64 && rows(16384 * 64, 1) == 64);
 }
 
 TEST(metal_encodes_nothing_before_the_commit) {

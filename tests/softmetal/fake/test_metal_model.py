@@ -7,18 +7,24 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from harness import CONTRACTS, SOFTMETAL, metal_missing
+from harness import CONTRACTS, SOFTMETAL, metal_missing, relative_rms
 
 import lily
 from lily import _testing
+from model.compare import FAST_MEDIAN, relative_rms
 
 MISSING = next((reason for op in CONTRACTS if (reason := metal_missing(op))), None)
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
 GREEDY = lily.Sampling(temperature=0)
+ROOT = Path(__file__).resolve().parents[3]
+DEMO = ROOT / "examples" / "demo_model" / "checkpoint"
+LONG = "LILY_LONG" in os.environ
+LENGTHS = [1, 5, 127, 128, 129, 700]
 
 
 @pytest.fixture(autouse=True)
@@ -26,16 +32,18 @@ def no_reports() -> Iterator[None]:
     """What the software Metal complains of fails the test, wherever it came up."""
     yield
     if SOFTMETAL:
-        for setting in ("mode", "fail_library"):
+        for setting in ("mode", "fail_library", "chip", "system"):
             _testing.fake_set(setting, None)
         reports = _testing.fake_reports()
         assert not reports, "\n".join(reports)
 
 
-def load(folder: Path, device: str, mode: str = "plain", precision: str = "float32") -> lily.Model:
+def load(
+    folder: Path, device: str, mode: str = "plain", precision: str = "float32", chunk: int = 32
+) -> lily.Model:
     if device == "metal" and SOFTMETAL:
         _testing.fake_set("mode", mode)
-    return lily.Model.load(folder, device=device, precision=precision, chunk=32)
+    return lily.Model.load(folder, device=device, precision=precision, chunk=chunk)
 
 
 @pytest.fixture(scope="module")
@@ -50,19 +58,49 @@ def prompt(n: int) -> list[int]:
     return [(i * 37 + 11) % 280 for i in range(n)]
 
 
-def drawn(model: lily.Model, n: int, count: int, sampling: lily.Sampling) -> list[int]:
-    """`count` tokens after a prompt of `n`."""
-    session = model.session(context=n + count + 8)
-    session.prefill(prompt(n))
-    for _ in session.stream(count, sampling):
-        pass
-    return list(session.tokens)[n:]
+def drawn(
+    model: lily.Model, tokens: int | list[int], count: int, sampling: lily.Sampling
+) -> list[int]:
+    """`count` tokens after some, or after a prompt of so many."""
+    if isinstance(tokens, int):
+        tokens = prompt(tokens)
+    session = model.session(context=len(tokens) + count)
+    session.prefill(tokens)
+    with session.stream(count, sampling, stop_ids=()) as stream:
+        for _ in stream:
+            pass
+        return list(stream.tokens)
 
 
-@pytest.mark.parametrize("n", [1, 5, 127, 128, 129])
+@pytest.mark.parametrize("n", LENGTHS)
 def test_greedy_tokens_are_those_of_the_cpu(models: tuple[lily.Model, lily.Model], n: int) -> None:
     cpu, metal = models
-    assert drawn(metal, n, 24, GREEDY) == drawn(cpu, n, 24, GREEDY)
+    assert drawn(metal, n, 64, GREEDY) == drawn(cpu, n, 64, GREEDY)
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[tuple[lily.Model, lily.Model]]:
+    with load(DEMO, "cpu") as cpu, load(DEMO, "metal") as metal:
+        yield cpu, metal
+
+
+@pytest.mark.parametrize("n", LENGTHS if LONG else [5])
+def test_the_demo_writes_what_the_cpu_writes(demo: tuple[lily.Model, lily.Model], n: int) -> None:
+    cpu, metal = demo
+    text = cpu.encode((ROOT / "examples/demo_model/README.md").read_text(encoding="utf-8"))[:n]
+    assert drawn(metal, text, 64, GREEDY) == drawn(cpu, text, 64, GREEDY)
+
+
+def test_bf16_stays_near_the_cpu_where_the_text_is_given(checkpoint: Callable[..., Path]) -> None:
+    folder, tokens = checkpoint("tiny"), prompt(90)
+    with load(folder, "cpu") as exact, load(folder, "metal", precision="fast") as metal:
+        want = exact.session(context=100).score(tokens)
+        got = metal.session(context=100).score(tokens)
+        assert np.median(relative_rms(got, want)) <= FAST_MEDIAN
+        session = metal.session(context=100)
+        session.prefill(tokens[:60])
+        stepped = [np.asarray(session.decode(token)) for token in tokens[60:]]
+        assert np.median(relative_rms(stepped, want[60:])) <= FAST_MEDIAN
 
 
 @pytest.mark.parametrize(
@@ -102,6 +140,17 @@ def test_a_prompt_in_pieces_gives_the_same_bits(models: tuple[lily.Model, lily.M
         assert np.array_equal(np.asarray(session.prefill(tokens[cut:])), expected)
 
 
+def test_a_heavier_pass_gives_the_same_bits(
+    models: tuple[lily.Model, lily.Model], checkpoint: Callable[..., Path]
+) -> None:
+    # Larger tiles for more rows to an expert.
+    _, light = models
+    tokens = prompt(110)
+    expected = np.asarray(light.session(context=120).prefill(tokens))
+    with load(checkpoint("tiny"), "metal", chunk=128) as heavy:
+        assert np.array_equal(np.asarray(heavy.session(context=120).prefill(tokens)), expected)
+
+
 def test_snapshots_and_streams_that_are_cut(models: tuple[lily.Model, lily.Model]) -> None:
     _, metal = models
     expected = drawn(metal, 20, 12, GREEDY)
@@ -114,13 +163,24 @@ def test_snapshots_and_streams_that_are_cut(models: tuple[lily.Model, lily.Model
         for _ in range(cut):
             next(stream)
         stream.close()
-        for _ in session.stream(12 - cut, GREEDY):
-            pass
-        assert list(session.tokens)[20:] == expected
+        with session.stream(12 - cut, GREEDY, stop_ids=()) as rest:
+            for _ in rest:
+                pass
+        assert [*session.tokens[20:], session.pending] == expected
 
 
-@pytest.mark.parametrize("precision", ["float32", "fast"])
-def test_the_detector_finds_nothing(checkpoint: Callable[..., Path], precision: str) -> None:
+def be_an_m5() -> None:
+    """From now on, for devices that are made; `no_reports` ends it."""
+    if SOFTMETAL:
+        _testing.fake_set("chip", "5")
+        _testing.fake_set("system", "26.2")
+
+
+@pytest.mark.parametrize("build", ["float32", "fast", "fast on an M5"])
+def test_the_detector_finds_nothing(checkpoint: Callable[..., Path], build: str) -> None:
+    precision = build.split()[0]
+    if "M5" in build:
+        be_an_m5()
     with load(checkpoint("tiny"), "metal", "detect", precision) as model:
         session = model.session(context=64)
         session.prefill(prompt(5))
@@ -148,6 +208,7 @@ def test_an_older_system_gives_the_same_tokens(checkpoint: Callable[..., Path]) 
 import sys
 import lily
 from lily import _testing
+from model.compare import FAST_MEDIAN, relative_rms
 
 _testing.fake_set("system", "14")
 tokens = []
@@ -163,6 +224,20 @@ assert tokens[0] == tokens[1]
 print(_testing.fake_reports())
 """
     assert in_a_process(code, str(checkpoint("tiny"))) == "[]"
+
+
+@pytest.mark.skipif(not SOFTMETAL, reason="only the software Metal can be any chip")
+def test_a_chip_with_tensor_operations(checkpoint: Callable[..., Path]) -> None:
+    def logits(device: str, precision: str) -> Any:
+        with load(checkpoint("tiny"), device, precision=precision) as model:
+            assert ("tensor operations" in model.info.device) == (device == "metal")
+            return np.asarray(model.session(context=64).score(prompt(40)))
+
+    be_an_m5()
+    exact = logits("cpu", "float32")
+    # Weights in bf16 add little to what activations in bf16 cost on any device.
+    found, expected = logits("metal", "fast"), logits("cpu", "fast")
+    assert relative_rms(found, exact) < 1.5 * relative_rms(expected, exact)
 
 
 @pytest.mark.skipif(not SOFTMETAL, reason="only the software Metal fails when told to")

@@ -17,4 +17,6 @@
 
 #include "matrix.h"
 
+#include "tensor.h"
+
 #include "entry.h"

@@ -1,0 +1,103 @@
+"""What differs from chip to chip. Products of tiles on Metal 4's tensor operations, which an M5
+uses: against the same oracles, the detector silent in every order; and the kernel that takes over
+where they do not work. Half instead of bf16 on an M1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import test_metal_prefill as base
+from harness import SOFTMETAL, metal_missing, normals, random_weight, relative_rms, rounded
+from metal_cases import Case, check, dispatch, flattened, run_source
+from test_metal_prefill import dense, experts_down, experts_up, generator, same_bits
+
+from lily import _testing
+from softmetal.mutations import without_each_barrier
+
+MISSING = metal_missing() or (None if SOFTMETAL else "only the software Metal can be any chip")
+pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+
+
+@pytest.mark.parametrize(
+    ("name", "i", "rows"), [(n, 0, 33) for n in base.DENSE] + [("route", 2, 70)]
+)
+def test_dense_products(name: str, i: int, rows: int) -> None:
+    check(dense(name, i, rows, "fast"), isa="metal tensor")
+
+
+@pytest.mark.parametrize(
+    ("counts", "tile_rows"), [([3] * 9, 16), ([0, 70, 1], 32), ([64, 0, 65], 64)]
+)
+def test_experts(counts: list[int], tile_rows: int) -> None:
+    check(experts_up("fast", counts, 64, 40, [4, 8], tile_rows=tile_rows), isa="metal tensor")
+    check(experts_down("fast", counts, 64, 128, 70, tile_rows=tile_rows), isa="metal tensor")
+
+
+def test_no_rows() -> None:
+    w = random_weight(generator(1), [(8, 64)])
+    check(base.project_add(np.zeros((0, 64), np.float32), w, "fast"), isa="metal tensor")
+
+
+def test_long_sums_are_as_good_as_their_weights() -> None:
+    # Weights are rounded to bf16: 2^-9 at most, 1.1e-3 on average, of each term. Everything else is
+    # sums in float32. The base kernel, with weights in half, is eight times as good.
+    rng = generator(3)
+    w = random_weight(rng, [(33, 4096)], 4)
+    case = base.head(rounded(normals(rng, 40, 4096), "fast"), w, "fast")
+    expected = case.expected["logits"][0]
+    on_tensors = dispatch(case, "metal plain tensor")["logits"]
+    assert 5e-4 < relative_rms(on_tensors, expected) < 2e-3
+    assert relative_rms(dispatch(case)["logits"], expected) < 2.5e-4
+
+
+def test_float32_stays_float32() -> None:
+    case = dense("head", 0, 33, "float32")
+    assert same_bits(dispatch(case, "metal plain tensor")["logits"], dispatch(case)["logits"])
+
+
+BARRIERS: dict[str, tuple[int, Callable[[], Case], tuple[int, ...]]] = {
+    "dense": (4, lambda: dense("project_add", 0, 33, "fast"), (1, 2)),
+    "grouped": (5, lambda: experts_up("fast", [3, 66, 5], 128, 40, 4, tile_rows=64), (2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", BARRIERS)
+def test_each_barrier_is_missed(name: str) -> None:
+    count, make, groups = BARRIERS[name]
+    case = make()
+    whole = flattened(f"{case.op}.metal")
+    assert not run_source(case, whole, groups, 128, tensors=True)[0]
+    mutants = list(without_each_barrier(whole))
+    assert len(mutants) == count
+    silent = [n for n, m in mutants if not run_source(case, m, groups, 128, tensors=True)[0]]
+    assert not silent
+
+
+@pytest.mark.parametrize("what", ["fail_library", "fail_pipeline"])
+def test_a_kernel_that_fails_gives_way_to_the_base(what: str, capfd: Any) -> None:
+    case = dense("head", 0, 33, "fast")
+    _testing.fake_set(what, "2")  # the first is the probe's
+    got = dispatch(case, f"metal plain tensor, {what}")["logits"]
+    _testing.fake_set(what, None)
+    said = capfd.readouterr().err
+    assert "on tensor operations, metal: kernel prefill_head" in said
+    assert "made to fail" in said
+    assert same_bits(got, dispatch(case)["logits"])
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+def test_attention_on_m1_stages_half(rows: int) -> None:
+    # Values beyond half's range tell: 65504 is what half makes of them.
+    shape = (4, 1, 64)
+    inputs = base.attend_inputs(generator(rows), "fast", rows, 5, shape)
+    inputs["values"][:, 0] = rounded(np.array(3e5), "fast")
+    case = base.attend("fast", inputs, 5, shape)
+    m3 = dispatch(case, "metal plain")["u"]
+    case.slots["values"] = inputs["values"].copy()
+    inputs["values"][:, 0] = 65504
+    case.expected = base.attend("fast", inputs, 5, shape).expected
+    m1 = check(case, ["ahead"], "metal m1")["u"]
+    assert np.abs(m3).max() > 2 * np.abs(m1).max()

@@ -1,0 +1,167 @@
+// Metal 4's tensors in threadgroup memory and their product by one simdgroup, as far as lily's
+// kernels use them.
+//
+// Metal does not document which lane holds which element of a cooperative tensor, that each of a
+// lane's elements stands for one, or in which order a product is summed. Here the map is scattered,
+// some of a lane's elements stand for none and begin as NaN like all others, and sums run from the
+// last column on, so a kernel that takes any of it for granted computes something else.
+#pragma once
+#pragma clang system_header
+
+#if __cplusplus >= 201703L
+
+namespace metal {
+
+template <class Index, Index... Extents> struct extents {
+  static constexpr int softmetal_rank = sizeof...(Extents);
+  static constexpr Index softmetal_extent(int i) {
+    const Index all[] = {Extents...};
+    return all[i];
+  }
+};
+
+struct tensor_inline {};
+
+// Element (x, y) stands x · strides[0] + y · strides[1] behind the first.
+template <class Element, class Extents, class Descriptor> struct tensor {
+  static_assert(is_same_v<Descriptor, tensor_inline>, "tensors are inline here");
+  static_assert(Extents::softmetal_rank == 2, "tensors are matrices here");
+  typedef Element softmetal_element;
+  typedef Extents softmetal_extents;
+  tensor(Element* first, Extents, array<int, 2> strides)
+      : softmetal_first(first), softmetal_strides{strides[0], strides[1]} {}
+  Element* softmetal_first;
+  int softmetal_strides[2];
+};
+
+template <int N> struct execution_simdgroups {};
+typedef execution_simdgroups<1> execution_simdgroup;
+
+// M × N sums of a product, shared out among 32 lanes.
+template <class T, int M, int N> struct softmetal_cooperative_tensor {
+  static constexpr int valid = M * N / 32, capacity = valid + 3;
+  static_assert(M * N % 32 == 0, "lanes share evenly");
+  T softmetal_held[capacity];
+  softmetal_cooperative_tensor() {
+    for (int i = 0; i < capacity; ++i) softmetal_held[i] = T(NAN);
+  }
+  // The place of a lane's element, row by row, or -1.
+  static constexpr int place(int lane, int i) {
+    const int number = (i + lane) % capacity;
+    return number < valid ? int((uint(number * 32 + lane) * 4093u + 7u) % uint(M * N)) : -1;
+  }
+  constexpr ushort get_capacity() const { return ushort(capacity); }
+  SOFTMETAL_FUNC bool is_valid_element(ushort i) const {
+    return place(int(softmetal_lane()), i) >= 0;
+  }
+  // Column, row. Far outside where there is no element.
+  SOFTMETAL_FUNC array<int, 2> get_multidimensional_index(ushort i) const {
+    const int at = place(int(softmetal_lane()), i);
+    return at < 0 ? array<int, 2>{1 << 20, 1 << 20} : array<int, 2>{at % N, at / N};
+  }
+  SOFTMETAL_FUNC T& operator[](ushort i) { return softmetal_held[i]; }
+};
+
+}  // namespace metal
+
+namespace softmetal {
+
+// What a lane brings to a product, and where its sums are.
+struct TensorShare {
+  const float *left, *right;  // elements lane, lane + 32, … row by row
+  float* sums;
+};
+
+template <class Sums, int M, int N, int K, bool Accumulate>
+SOFTMETAL_UNCHECKED void tensor_product(const softmetal_Bits* in, softmetal_Bits*, unsigned) {
+  static thread_local float left[M * K], right[N * K];
+  const TensorShare* share[32];
+  for (int lane = 0; lane < 32; ++lane) {
+    share[lane] = reinterpret_cast<const TensorShare*>(in[lane].lo);
+    for (int i = 0; i < M * K / 32; ++i) left[32 * i + lane] = share[lane]->left[i];
+    for (int i = 0; i < N * K / 32; ++i) right[32 * i + lane] = share[lane]->right[i];
+  }
+  for (int lane = 0; lane < 32; ++lane)
+    for (int i = 0; i < Sums::capacity; ++i) {
+      const int at = Sums::place(lane, i);
+      if (at < 0) continue;
+      float sum = 0;
+      for (int k = K - 1; k >= 0; --k) sum += left[at / N * K + k] * right[at % N * K + k];
+      share[lane]->sums[i] = Accumulate ? share[lane]->sums[i] + sum : sum;
+    }
+}
+
+}  // namespace softmetal
+
+namespace mpp {
+namespace tensor_ops {
+
+// Metal's matmul2d has the descriptor itself as a template argument, which C++17 has not: here it
+// is converted to a number.
+struct matmul2d_descriptor {
+  enum class mode { multiply, multiply_accumulate };
+  int m, n, k;
+  bool transpose_left, transpose_right, relaxed_precision;
+  mode matmul_mode;
+  constexpr matmul2d_descriptor(int m, int n, int k, bool transpose_left = false,
+                                bool transpose_right = false, bool relaxed_precision = false,
+                                mode matmul_mode = mode::multiply)
+      : m(m), n(n), k(k), transpose_left(transpose_left), transpose_right(transpose_right),
+        relaxed_precision(relaxed_precision), matmul_mode(matmul_mode) {}
+  constexpr operator ulong() const {
+    return ulong(m) | ulong(n) << 16 | ulong(k) << 32 | ulong(transpose_left) << 48 |
+           ulong(transpose_right) << 49 | ulong(matmul_mode) << 50;
+  }
+};
+
+template <ulong Descriptor, class Scope> struct matmul2d {
+  static constexpr int M = Descriptor & 0xffff, N = Descriptor >> 16 & 0xffff,
+                       K = Descriptor >> 32 & 0xffff;
+  static constexpr bool accumulates = Descriptor >> 50;
+  static_assert(metal::is_same_v<Scope, metal::execution_simdgroup>,
+                "one simdgroup makes a product here");
+  static_assert(M % 16 == 0 && N % 16 == 0 && K % 16 == 0 && M && N && K,
+                "a product's extents are multiples of 16");
+  static_assert(!(Descriptor >> 48 & 1) && (Descriptor >> 49 & 1),
+                "the right operand is transposed here, the left one is not");
+
+  template <class Left, class Right, class T>
+  SOFTMETAL_FUNC metal::softmetal_cooperative_tensor<T, M, N> get_destination_cooperative_tensor()
+      const {
+    return {};
+  }
+
+  template <class Left, class Right, class Sums>
+  SOFTMETAL_FUNC void run(Left& left, Right& right, Sums& sums) const {
+    typedef metal::decay_t<typename Left::softmetal_element> Element;
+    static_assert(metal::is_same_v<Element, metal::decay_t<typename Right::softmetal_element>>,
+                  "both operands have one type");
+    static_assert(metal::is_same_v<Element, bfloat> || metal::is_same_v<Element, half>,
+                  "operands are bfloat or half");
+    static_assert(Left::softmetal_extents::softmetal_extent(0) == K &&
+                      Left::softmetal_extents::softmetal_extent(1) == M,
+                  "the left operand is not of the descriptor's extents");
+    static_assert(Right::softmetal_extents::softmetal_extent(0) == K &&
+                      Right::softmetal_extents::softmetal_extent(1) == N,
+                  "the right operand is not of the descriptor's extents");
+    static_assert(metal::is_same_v<Sums, metal::softmetal_cooperative_tensor<float, M, N>>,
+                  "the sums are not of this operation");
+    float l[M * K / 32], r[N * K / 32];
+    for (int i = 0; i < M * K / 32; ++i) l[i] = at(left, 32 * i + int(softmetal_lane()));
+    for (int i = 0; i < N * K / 32; ++i) r[i] = at(right, 32 * i + int(softmetal_lane()));
+    const softmetal::TensorShare own = {l, r, sums.softmetal_held};
+    softmetal_combine({reinterpret_cast<ulong>(&own), 0},
+                      softmetal::tensor_product<Sums, M, N, K, accumulates>, 1);
+  }
+
+ private:
+  template <class Operand> static SOFTMETAL_FUNC float at(const Operand& operand, int element) {
+    return float(operand.softmetal_first[element % K * operand.softmetal_strides[0] +
+                                         element / K * operand.softmetal_strides[1]]);
+  }
+};
+
+}  // namespace tensor_ops
+}  // namespace mpp
+
+#endif
