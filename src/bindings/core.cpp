@@ -105,6 +105,7 @@ Numbers need_dict(const MemoryNeed& need) {
 Numbers stats_dict(const PlanStats& s) {
   Numbers d;
   d["dispatches"] = s.dispatches;
+  d["host_steps"] = s.host_steps;
   d["stages"] = s.stages;
   d["barriers"] = s.barriers;
   d["weight_bytes"] = s.weight_bytes;

@@ -28,6 +28,10 @@ std::vector<NamedPlan> every_plan(uint32_t rows, const Tuning& tuning) {
   };
   for (PlanKind kind : {PlanKind::prefill, PlanKind::prompt, PlanKind::score})
     add(plan_name(kind), {.kind = kind});
+  if (tuning.tile_rows)
+    for (uint32_t tile : {16u, 32u})
+      add("prefill, tiles of " + std::to_string(tile) + " rows",
+          {.kind = PlanKind::prefill, .tile_rows = tile});
   for (PlanKind kind : {PlanKind::step, PlanKind::pick, PlanKind::next_greedy, PlanKind::next_drawn})
     for (bool single : {true, false})
       for (bool penalties : {false, true}) {
@@ -172,14 +176,30 @@ class Comparison {
            Reports& reports) {
     LILY_CHECK(plan.entries().size() == expected.entries().size());
     bindings_.clear();
+    expanded_.clear();
     temporaries_ = device_.allocate(plan.stats().temporary_bytes, "temporaries");
     for (size_t i = 0; i < plan.entries().size(); ++i) {
       const Plan::Entry& e = plan.entries()[i];
-      compare(e, expected.entries()[i], step, reports.of(e, name));
+      if (e.host)
+        run_on_host(e, step);
+      else
+        compare(e, expected.entries()[i], step, reports.of(e, name));
     }
   }
 
  private:
+  // The host's part is the same function on both; what comes behind it needs the results.
+  void run_on_host(const Plan::Entry& e, const Step& step) {
+    std::vector<std::byte> params = e.params;
+    e.fill(params.data(), step);
+    std::vector<void*> memory;
+    for (const Tensor& t : e.slots) {
+      const Slot slot = resolve(t, step);
+      memory.push_back(slot.buffer ? slot.buffer->data + slot.offset : nullptr);
+    }
+    e.host(memory.data(), e.constants.data(), params.data());
+  }
+
   struct Pair {
     std::vector<Slot> here, there;
     std::vector<std::shared_ptr<Buffer>> copies;  // the reference's, one a slot
@@ -233,9 +253,15 @@ class Comparison {
         pair.there.push_back({weight.buffer, weight.offset, weight.bytes});
         continue;
       }
-      const Slot slot = t.place == Tensor::Place::temporary
-                            ? Slot{temporaries_.get(), t.offset, t.bytes}
-                            : binding(t, step);
+      const Slot slot = resolve(t, step);
+      if (t.type == SlotType::packed) {  // each device's own form
+        const Tensor& form = expected.slots[i];
+        std::shared_ptr<Buffer>& buffer = expanded_[t.id];
+        if (!buffer) buffer = reference_.allocate(form.bytes, "a comparison");
+        pair.here.push_back(slot);
+        pair.there.push_back({buffer.get(), 0, form.bytes});
+        continue;
+      }
       std::byte* bytes = slot.buffer->data + slot.offset;
       if (e.contract->slots[i].access == Access::write) std::fill_n(bytes, slot.bytes, unwritten);
       pair.copies[i] = reference_.allocate(slot.bytes, "a comparison");
@@ -246,15 +272,31 @@ class Comparison {
     return pair;
   }
 
+  Slot resolve(const Tensor& t, const Step& step) {
+    switch (t.place) {
+      case Tensor::Place::none:
+        return {};
+      case Tensor::Place::temporary:
+        return {temporaries_.get(), t.offset, t.bytes};
+      case Tensor::Place::binding:
+        return binding(t, step);
+      default:
+        return {t.buffer, t.offset, t.bytes};
+    }
+  }
+
   bool check(const Plan::Entry& e, const Pair& pair, KernelReport& report) const {
     for (uint32_t i = 0; i < e.contract->n_slots; ++i) {
       const SlotInfo& info = e.contract->slots[i];
-      if (!pair.copies[i] || info.access == Access::read || info.shape.ends_with("scratch")) continue;
-      const Slot& slot = pair.here[i];
-      const std::byte *found = slot.buffer->data + slot.offset, *expected = pair.copies[i]->data;
-      const double d = info.name == "maxima"
-                           ? difference_of_maxima(slot.bytes, found, expected)
-                           : difference(info, precision_, slot.bytes, found, expected);
+      if (!pair.here[i].buffer || info.access == Access::read || info.shape.ends_with("scratch"))
+        continue;
+      const Slot &slot = pair.here[i], &other = pair.there[i];
+      const std::byte* found = slot.buffer->data + slot.offset;
+      const std::byte* expected = other.buffer->data + other.offset;
+      const double d =
+          info.type == SlotType::packed ? difference_of_weights(*e.slots[i].form, found, expected)
+          : info.name == "maxima"       ? difference_of_maxima(slot.bytes, found, expected)
+                                        : difference(info, precision_, slot.bytes, found, expected);
       if (d >= report.difference) report.difference = d, report.slot = info.name;
     }
     const double allowed = allowed_difference(precision_);
@@ -264,6 +306,23 @@ class Comparison {
                   report.slot.c_str(), report.difference, allowed);
     report.error = text;
     return false;
+  }
+
+  // The first and the last expert's, as numbers.
+  double difference_of_weights(const PackSpec& spec, const std::byte* a, const std::byte* b) const {
+    double worst = 0;
+    for (uint32_t expert : {0u, spec.experts - 1})
+      for (uint32_t s = 0; s < spec.segments.size(); ++s) {
+        std::vector<float> x(size_t{spec.segments[s].rows} * spec.segments[s].cols), y(x.size());
+        device_.unpack(spec, a, expert, s, x.data());
+        reference_.unpack(spec, b, expert, s, y.data());
+        const SlotInfo info{0, "", SlotType::f32, Access::write, ""};
+        auto bytes = [](const std::vector<float>& v) {
+          return reinterpret_cast<const std::byte*>(v.data());
+        };
+        worst = std::max(worst, difference(info, Precision::float32, 4 * x.size(), bytes(x), bytes(y)));
+      }
+    return worst;
   }
 
   // What a session would hold: made at first use, random, of numbers that a model could meet.
@@ -295,6 +354,7 @@ class Comparison {
   std::mt19937 random_{1};
   std::shared_ptr<Buffer> temporaries_;
   std::map<std::pair<Role, uint32_t>, std::shared_ptr<Buffer>> bindings_;
+  std::map<uint32_t, std::shared_ptr<Buffer>> expanded_;  // the reference's, by temporary
 };
 
 // Tiles with tails in prefill, and in decode a context on the plan's side of `single_block`.
@@ -336,6 +396,7 @@ std::vector<KernelReport> compile_kernels(Device& device, const Config& config,
   Reports reports;
   for (const auto& [name, plan] : plans)
     for (const Plan::Entry& e : plan.entries()) {
+      if (!e.kernel) continue;  // the host's part
       KernelReport& report = reports.of(e, name);
       if (report.dispatches++ == 0) compiles(*e.kernel, report);
     }

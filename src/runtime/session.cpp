@@ -125,10 +125,7 @@ void Session::bind(Buffer& tokens, Buffer& logits) {
 
 void Session::run(const Plan& plan, const Step& step) {
   try {
-    auto commands = engine_->device().command_buffer();
-    plan.replay(*commands, bindings_, step);
-    commands->commit();
-    commands->wait();
+    plan.replay(engine_->device(), bindings_, step)->wait();
   } catch (...) {
     poisoned_ = true;
     throw;

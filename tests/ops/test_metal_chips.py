@@ -43,14 +43,13 @@ def test_no_rows() -> None:
 
 def test_long_sums_are_as_good_as_their_weights() -> None:
     # Weights are rounded to bf16: 2^-9 at most, 1.1e-3 on average, of each term. Everything else is
-    # sums in float32. The base kernel, with weights in half, is eight times as good.
+    # sums in float32.
     rng = generator(3)
     w = random_weight(rng, [(33, 4096)], 4)
     case = base.head(rounded(normals(rng, 40, 4096), "fast"), w, "fast")
     expected = case.expected["logits"][0]
-    on_tensors = dispatch(case, "metal plain tensor")["logits"]
-    assert 5e-4 < relative_rms(on_tensors, expected) < 2e-3
-    assert relative_rms(dispatch(case)["logits"], expected) < 2.5e-4
+    # Less than 5e-4 would be another kernel.
+    assert 5e-4 < relative_rms(dispatch(case, "metal plain tensor")["logits"], expected) < 2e-3
 
 
 def test_float32_stays_float32() -> None:

@@ -14,6 +14,7 @@ import oracle_rows
 import pytest
 from harness import (
     PRECISIONS,
+    SOFTMETAL,
     Weight,
     assert_close32,
     metal_missing,
@@ -23,6 +24,7 @@ from harness import (
 )
 from metal_cases import Case, check, dispatch, flattened, run_source
 
+from lily import _testing
 from softmetal.library import ORDERS
 from softmetal.mutations import without_each_barrier
 
@@ -398,6 +400,23 @@ def test_attend(precision: str, rows: int, position: int, shape: Any) -> None:
     assert_close32(got["u"], case.expected["u"][0], ATTEND_TOLERANCE[precision])
 
 
+@pytest.mark.skipif(not SOFTMETAL, reason="counts what the software Metal is given")
+def test_attend_in_slices() -> None:
+    """Attention that is cut by rows, for the time that one dispatch takes, has the same bits."""
+    rows, position, shape = ATTEND_SHAPES[2]
+    inputs = attend_inputs(generator(rows, position), "fast", rows, position, shape)
+    case = attend("fast", inputs, position, shape)
+    whole = check(case)
+    try:
+        _testing.metal_budget("metal", 3)
+        before = _testing.fake_number("dispatches")
+        cut = dispatch(case, "metal")
+        assert _testing.fake_number("dispatches") - before == 3
+    finally:
+        _testing.metal_budget("metal", None)
+    assert np.array_equal(cut["u"], whole["u"])
+
+
 @pytest.mark.parametrize(("rows", "position", "shape"), ATTEND_SHAPES[:3])
 def test_attend_in_half(rows: int, position: int, shape: Any) -> None:
     inputs = attend_inputs(generator(rows, position), "fast", rows, position, shape)
@@ -699,6 +718,22 @@ def test_more_than_32767_grouped_rows() -> None:
     counts = [0, 34_000, 0, 1, 700]
     check(experts_up("fast", counts, 64, 16, 4, tokens=600), ["in_turn"], "metal plain")
     check(experts_down("fast", counts, 64, 64, 16, tokens=600), ["in_turn"], "metal plain")
+
+
+LONG_SUMS = {4: 5e-5, 8: 3e-4, 16: 1e-6}
+"""Relative RMS of a product of 4096 columns in the fast build, by bits of the weight. Weights are
+staged as half, 11 bits: a code of 4 bits times a bf16 scale, plus a bias, rounds in few of them,
+one of 8 bits in most, and bf16 in none. The float32 build rounds nothing: 1e-6, as on the CPU."""
+
+
+@pytest.mark.parametrize("bits", LONG_SUMS)
+def test_long_sums_are_as_good_as_their_weights(bits: int) -> None:
+    rng = generator(3)
+    w = random_weight(rng, [(33, 4096)], bits)
+    y = rounded(normals(rng, 40, 4096), "fast")
+    for precision, bar in (("float32", 1e-6), ("fast", LONG_SUMS[bits])):
+        case = head(y, w, precision)
+        assert_close32(dispatch(case)["logits"], case.expected["logits"][0], bar)
 
 
 # Bits.

@@ -81,8 +81,8 @@ std::string Compiler::fallback() {
 }
 
 void Compiler::build(MetalKernel& kernel) {
-  const auto begin = std::chrono::steady_clock::now();
   const std::string name(kernel.contract.name);
+  const auto begin = std::chrono::steady_clock::now();
   if (kernel.tensors) {
     try {
       const std::vector<std::byte> any_params(kernel.contract.params_bytes);

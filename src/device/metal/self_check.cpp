@@ -38,8 +38,12 @@ class SelfCheck {
     for (uint32_t t = 0; t < rows; ++t) put(*tokens_, t, outputs - 1 - 3 * t);
     // Compiled beside each other, before the first is waited for.
     kernels_[0] = kernel(Embed::Constants{.D = cols}, Embed::contract, Precision::float32);
-    kernels_[1] = kernel(ProjectAdd::Constants{.K = cols, .N = outputs, .HEADS = 0, .PARTIALS = 0,
-                                               .ROWS = 0, .EPS = 1e-6f},
+    kernels_[1] = kernel(ProjectAdd::Constants{.K = cols,
+                                               .N = outputs,
+                                               .HEADS = 0,
+                                               .PARTIALS = 0,
+                                               .ROWS = 0,
+                                               .EPS = 1e-6f},
                          ProjectAdd::contract, Precision::float32);
     kernels_[2] = kernel(PrefillProjectAdd::Constants{.K = cols, .N = outputs},
                          PrefillProjectAdd::contract, Precision::fast);

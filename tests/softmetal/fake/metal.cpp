@@ -316,7 +316,6 @@ struct Methods {
     add("MTLDevice", "name", +[](Device*, Sel) -> Object* { return string("software Metal"); });
     add("MTLDevice", "architecture",
         +[](Device*, Sel) -> Object* { return autorelease(new Object("MTLArchitecture")); });
-    add("MTLDevice", "hasUnifiedMemory", +[](Device*, Sel) -> bool { return true; });
     add("MTLArchitecture", "name", +[](Object*, Sel) -> Object* {
       return string("applegpu_g" + std::to_string(12 + settings().chip) + "s");
     });
@@ -326,6 +325,7 @@ struct Methods {
       if (f < 5000) return f <= 1006 + chip - (chip > 3);
       return f == 5001 || (f == 5002 && system_version() >= 26);
     });
+    add("MTLDevice", "hasUnifiedMemory", +[](Device*, Sel) -> bool { return true; });
     add("MTLDevice", "recommendedMaxWorkingSetSize",
         +[](Device*, Sel) -> uint64_t { return settings().memory; });
     add("MTLDevice", "maxBufferLength",
