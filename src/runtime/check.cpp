@@ -37,12 +37,10 @@ std::vector<NamedPlan> every_plan(uint32_t rows, const Tuning& tuning) {
       for (bool penalties : {false, true}) {
         const bool draws = kind == PlanKind::pick || kind == PlanKind::next_drawn;
         if ((penalties && !draws) || (single && kind == PlanKind::pick)) continue;
-        add(std::string(plan_name(kind)) + (single ? ", few keys" : "") + (penalties ? ", penalties" : ""),
+        add(std::string(plan_name(kind)) + (single ? ", few keys" : "") +
+                (penalties ? ", penalties" : ""),
             {.kind = kind, .single_block = single, .penalties = penalties});
       }
-  for (uint32_t tile : {16u, 32u})  // beside those of 64
-    if (tuning.tile_rows)
-      add("prefill, tiles of " + std::to_string(tile), {.kind = PlanKind::prefill, .tile_rows = tile});
   for (const TechniqueInfo& t : techniques()) {
     const std::string name(t.name);
     for (PlanKind kind : {PlanKind::prompt, PlanKind::next_greedy})

@@ -37,9 +37,8 @@ class MetalDevice final : public Device {
   std::unique_ptr<CommandBuffer> command_buffer() override;
   std::vector<Finding> findings() override;
 
-  Budget budget;  // of what is committed at once; tests make it small
-
   const Tier& tier() const { return tier_; }
+  Budget budget;  // of what is committed at once; tests make it small
 
   // Encodes and commits. Throws DeviceError if the device is lost.
   void submit(Work&);
