@@ -202,6 +202,11 @@ class Engine:
 
     def plan_stats(self, kind: str, single_block: bool, penalties: bool) -> dict[str, int]: ...
 
+    def plan_entries(self, kind: str, single_block: bool) -> list[tuple[str, str, int]]:
+        """
+        Stage, kernel and bytes that it moves, KV cache aside, of each dispatch in turn.
+        """
+
 class Snapshot:
     """A session's state at one position."""
 
@@ -268,6 +273,9 @@ class Session:
 
     @property
     def kv_bytes(self) -> int: ...
+
+    @property
+    def device_s(self) -> float: ...
 
     def state(self, layer: int) -> Annotated[NDArray[numpy.float32], dict(shape=(None,))]: ...
 

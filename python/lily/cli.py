@@ -392,7 +392,7 @@ def _info(args: argparse.Namespace) -> None:
 
 
 def _bench(args: argparse.Namespace) -> None:
-    from lily import bench
+    from lily import bench, stages
 
     options = bench.Options(args.contexts, args.prefill, args.decode, args.rounds)
     wanted = _wanted(args.peers, bench.PEERS)
@@ -424,11 +424,16 @@ def _bench(args: argparse.Namespace) -> None:
             stack.callback(worker.close)
             engines.append(worker)
         report = bench.run(engines, options, status=bar.status, absent=absent)
+        if args.stages:
+            bar.status("stages")
+            report.stages = stages.measure(model, options.prefill, max(options.contexts))
     text = json.dumps(report.to_json(), indent=1)
+    if args.csv:
+        Path(args.csv).write_text(report.csv(), encoding="utf-8")
     if args.json == "-":
         print(text)
         return
-    print(report.table())
+    print("\n\n".join([report.table(), *(one.table() for one in report.stages)]))
     if args.json:
         Path(args.json).write_text(text + "\n", encoding="utf-8")
 

@@ -293,7 +293,18 @@ void bind_engine(nb::module_& m) {
                                       .penalties = penalties})
                                   .stats());
           },
-          "kind"_a, "single_block"_a, "penalties"_a);
+          "kind"_a, "single_block"_a, "penalties"_a)
+      .def(
+          "plan_entries",
+          [](Engine& e, const std::string& kind, bool single_block) {
+            std::vector<std::tuple<std::string, std::string, size_t>> list;
+            const Plan& plan = e.plan({.kind = plan_kind(kind), .single_block = single_block});
+            for (const Plan::Entry& entry : plan.entries())
+              list.emplace_back(entry.stage, entry.contract->name, entry.bytes);
+            return list;
+          },
+          "kind"_a, "single_block"_a,
+          "Stage, kernel and bytes that it moves, KV cache aside, of each dispatch in turn.");
 }
 
 // A slot's memory as a writable array: float32, uint32, or uint16 for bf16; packed weights are left
@@ -411,6 +422,7 @@ void bind_session(nb::module_& m) {
       .def_prop_ro("pending", &Session::pending)
       .def_prop_ro("tokens", [](const Session& s) { return s.tokens(); })
       .def_prop_ro("kv_bytes", &Session::kv_bytes)
+      .def_prop_ro("device_s", &Session::device_s)
       .def("state", [](const Session& s, uint32_t layer) { return array(s.state(layer)); }, "layer"_a)
       .def("conv", [](const Session& s, uint32_t layer) { return array(s.conv(layer)); }, "layer"_a);
 }
