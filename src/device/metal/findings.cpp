@@ -63,7 +63,8 @@ std::string told(const NSMethodSignature* signature) {
 bool may_be_missing(const objc::Method& m) {
   const std::string_view owner = m.owner, selector = m.selector;
   return owner.starts_with("MTLResidencySet") || selector == "addResidencySet:" ||
-         selector.starts_with("newResidencySet") || selector.starts_with("setMath");
+         selector.starts_with("newResidencySet") || selector.starts_with("setMath") ||
+         selector == "setRequiredThreadsPerThreadgroup:";
 }
 
 }  // namespace
@@ -115,6 +116,8 @@ std::vector<Finding> MetalDevice::findings() {
   if (function)
     pipeline = Ref<MTLComputePipelineState>::taking(
         device_->newComputePipelineStateWithFunction(function.get(), &error));
+  const auto description_of_pipeline =
+      Ref<MTLComputePipelineDescriptor>::taking(MTLComputePipelineDescriptor::make());
   const auto buffer = allocate(16, "a look at its methods");
   auto commands = Ref<MTLCommandBuffer>::sharing(queue_->commandBufferWithUnretainedReferences());
   MTLComputeCommandEncoder* encoder =
@@ -135,6 +138,7 @@ std::vector<Finding> MetalDevice::findings() {
       {"NSProcessInfo", NSProcessInfo::processInfo()},
       {"MTLCompileOptions", options.get()},
       {"MTLLibrary", library.get()},
+      {"MTLComputePipelineDescriptor", description_of_pipeline.get()},
       {"MTLComputePipelineState", pipeline.get()},
       {"MTLBuffer", object_of(*buffer)},
       {"MTLResidencySetDescriptor", description.get()},

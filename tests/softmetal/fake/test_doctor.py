@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(not SOFTMETAL, reason="only the software Metal fails when told to"),
 ]
 
-SETTINGS = ("mode", "fail_library", "fail_pipeline", "wrong_types", "system")
+SETTINGS = ("mode", "fail_library", "fail_pipeline", "wrong_types", "system", "chip")
 TINY = random_checkpoint.text_config(random_checkpoint.PRESETS["tiny"], tied=False)
 
 
@@ -61,6 +61,7 @@ def test_all_is_well(
     assert main(["doctor", str(checkpoint("tiny")), "--json", str(told)]) == 0
     page = capsys.readouterr().out
     assert page.endswith("\nok\n")
+    assert " lily expects, 0 that could not be asked for" in page
     assert "GPU architecture" in page and "self-check          passed" in page
     report: dict[str, Any] = json.loads(told.read_text())
     assert {k["kernel"] for k in report["kernels"]} == set(CONTRACTS)
@@ -105,6 +106,13 @@ def test_an_older_system_lacks_nothing_that_is_needed(monkeypatch: pytest.Monkey
     report = stubbed(monkeypatch, system="14")
     assert wrong_facts(report) == ["self-check"]  # stubs
     assert ("residency sets", "no", False) in report.facts
+
+
+def test_a_probe_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = stubbed(monkeypatch, system="26.2", chip="5")
+    (told,) = [value for name, value, _ in report.facts if name == "tensor operations"]
+    assert told.startswith("not used: the probe fails: gives 0")
+    assert "tensor operations" in wrong_facts(report)
 
 
 def test_without_metal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
