@@ -244,6 +244,11 @@ def _plan_options(
     group.add_argument("--device", choices=("auto", "cpu", "metal"), default="auto")
     if precision:
         group.add_argument("--precision", choices=("fast", "float32"), default="fast")
+        group.add_argument(
+            "--kv",
+            choices=("bf16", "float32", "int8"),
+            help="element type of the KV cache; default: as the precision's",
+        )
     group.add_argument("--memory-limit", type=_size, metavar="SIZE", help="such as 24GiB or 20GB")
     _hub_options(group)
     return group

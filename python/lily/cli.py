@@ -119,6 +119,7 @@ def _loaded(args: argparse.Namespace, context: int | None, bar: Bar) -> Iterator
             args.model,
             device=args.device,
             precision=args.precision,
+            kv=args.kv,
             context=context,
             threads=args.threads,
             memory_limit=args.memory_limit,
@@ -283,6 +284,7 @@ def _plan(args: argparse.Namespace) -> None:
             args.model,
             device=args.device,
             precision=args.precision,
+            kv=args.kv,
             memory_limit=args.memory_limit,
             ablate=args.ablate,
             revision=args.revision,
@@ -329,7 +331,7 @@ def _info(args: argparse.Namespace) -> None:
     c = checkpoint.config
     sampling = Sampling.from_generation_config(checkpoint.generation_config)
     device = _core.Device(args.device, 0)
-    options = core_options(args.precision, memory_limit=args.memory_limit)
+    options = core_options(args.precision, kv=args.kv, memory_limit=args.memory_limit)
     memory = plan_checkpoint(checkpoint, device, options)
     formats = Counter(
         "bf16" if f.bits == 16 else f"{f.bits}-bit, groups of {f.group_size}"
@@ -525,6 +527,7 @@ def _perplexity(args: argparse.Namespace) -> None:
             "revision": model.info.revision,
             "device": model.info.device,
             "precision": model.info.precision,
+            "kv": model.info.kv,
             "file": args.file,
             "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
         }

@@ -59,7 +59,7 @@ struct Tensor {
 };
 
 inline size_t element_bytes(SlotType type, Precision precision) {
-  if (type == SlotType::packed) return 1;
+  if (type == SlotType::packed || type == SlotType::cache) return 1;
   return type == SlotType::act && precision == Precision::fast ? 2 : 4;
 }
 

@@ -111,6 +111,9 @@ struct Loaded {
 // Comparing slots
 // ---------------------------------------------------------------------------------------------
 
+// Rows of a cache have the activations' type where they are not int8.
+SlotType elements(SlotType type) { return type == SlotType::cache ? SlotType::act : type; }
+
 double number(const std::byte* p, SlotType type, Precision precision) {
   if (type == SlotType::act && precision == Precision::fast) {
     uint16_t bits;
@@ -125,15 +128,16 @@ double number(const std::byte* p, SlotType type, Precision precision) {
 // What one slot holds on two devices. Bytes that nobody wrote are the same on both.
 double difference(const SlotInfo& info, Precision precision, size_t bytes, const std::byte* a,
                   const std::byte* b) {
-  const size_t step = element_bytes(info.type, precision);
+  const SlotType type = elements(info.type);
+  const size_t step = element_bytes(type, precision);
   double worst = 0, largest = 0;
   for (size_t i = 0; i + step <= bytes; i += step) {
     const bool same = std::memcmp(a + i, b + i, step) == 0;
-    if (info.type == SlotType::u32) {
+    if (type == SlotType::u32) {
       if (!same) return INFINITY;
       continue;
     }
-    const double x = number(a + i, info.type, precision), y = number(b + i, info.type, precision);
+    const double x = number(a + i, type, precision), y = number(b + i, type, precision);
     if (std::isfinite(y)) largest = std::max(largest, std::abs(y));
     if (same) continue;
     if (!std::isfinite(x - y)) return INFINITY;
@@ -327,15 +331,16 @@ class Comparison {
   Slot binding(const Tensor& t, const Step& step) {
     std::shared_ptr<Buffer>& buffer = bindings_[{t.role, t.id}];
     if (!buffer) {
-      const bool cache = t.role == Role::keys || t.role == Role::values;
-      buffer = device_.allocate(t.bytes * (cache ? step.capacity : 1), "a comparison");
+      const size_t row = config_.kv_width() * element_bytes(SlotType::act, precision_);
+      const size_t bytes = t.type == SlotType::cache ? step.capacity * row : t.bytes;
+      buffer = device_.allocate(bytes, "a comparison");
       fill(t, *buffer);
     }
     return {buffer.get(), 0, buffer->bytes};
   }
 
   void fill(const Tensor& t, Buffer& buffer) {
-    const size_t step = element_bytes(t.type, precision_);
+    const size_t step = element_bytes(elements(t.type), precision_);
     std::normal_distribution<float> normal(0, t.role == Role::logits ? 3.0f : 1.0f);
     std::uniform_int_distribution<uint32_t> token(0, config_.n_tokens - 1), count(0, 3);
     for (size_t i = 0; i + step <= buffer.bytes; i += step) {

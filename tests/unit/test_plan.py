@@ -62,6 +62,10 @@ def test_dispatches_of_a_decoded_token(
 PROMPT = 1 + 30 * 7 + 10 * 5 + 40 * 7 + 1
 # name: dispatches and stages of a decoded token, and of a prompt's last chunk
 ABLATED = {
+    "coalesced_kv": (252, 252, PROMPT, PROMPT - 30),
+    "gqa_packing": (252, 252, PROMPT, PROMPT - 30),
+    "last_layer_skip": (252, 252, PROMPT, PROMPT - 30),  # a last chunk goes through it anyway
+    "split_kv": (252, 252, PROMPT, PROMPT - 30),
     "token_handover": (253, 253, PROMPT, PROMPT - 30),  # embeds what the host hands over
     "concurrent_dispatch": (252, 252, PROMPT, PROMPT),
     "chunked_prompts": (252, 252, PROMPT, PROMPT - 30),
@@ -84,6 +88,17 @@ def test_what_a_plan_does_without(name: str) -> None:
     assert (
         decoded["dispatches"], decoded["stages"], prompt["dispatches"], prompt["stages"]
     ) == ABLATED[name]  # fmt: skip
+
+
+def test_the_last_layer_of_other_chunks_is_skipped() -> None:
+    # Of attention and experts remain the norm, the projection of keys and values, their way into
+    # the cache.
+    without, found = stats("prefill", ["last_layer_skip"]), stats("prefill")
+    assert without["dispatches"] == PROMPT - 1  # no head
+    assert found["dispatches"] == without["dispatches"] - 2 - 7
+    keys_and_values, experts = 2 * 512 / 9216 * 10.6e6, 458e6
+    saved = without["weight_bytes"] - found["weight_bytes"]
+    assert saved == pytest.approx(experts + 10.6e6 - keys_and_values + 4.7e6, rel=0.05)
 
 
 def test_bytes_of_a_decoded_token() -> None:
@@ -113,3 +128,6 @@ def test_memory_of_the_real_model() -> None:
     assert need["session_bytes"] == pytest.approx(2 * STATE_BYTES, rel=0.05)
     assert need["scratch_bytes"] < 200e6
     assert need["largest_context"] > 1_000_000
+    options = _core.Options("fast", chunk=512, memory_bytes=64 << 30, kv_int8=True)
+    need = _core.memory_need(_core.Device("cpu", 1), config, table, options)
+    assert need["position_bytes"] == 10 * 2 * 2 * (256 + 4)
