@@ -41,6 +41,8 @@ std::vector<NamedPlan> every_plan(uint32_t rows, const Tuning& tuning) {
                 (penalties ? ", penalties" : ""),
             {.kind = kind, .single_block = single, .penalties = penalties});
       }
+  for (PlanKind kind : {PlanKind::prompt, PlanKind::next_greedy})
+    add(std::string(plan_name(kind)) + ", int8 cache", {.kind = kind, .kv_int8 = true});
   for (const TechniqueInfo& t : techniques()) {
     const std::string name(t.name);
     for (PlanKind kind : {PlanKind::prompt, PlanKind::next_greedy})
@@ -146,6 +148,15 @@ double difference(const SlotInfo& info, Precision precision, size_t bytes, const
   return worst == 0 ? 0 : worst / largest;
 }
 
+// Rows of an int8 cache, then their scales. A code may be rounded to either of its neighbours.
+double difference_of_codes(size_t bytes, uint32_t width, const std::byte* a, const std::byte* b) {
+  const size_t rows = bytes / (width + sizeof(float)), codes = rows * width;
+  for (size_t i = 0; i < codes; ++i)
+    if (std::abs(static_cast<int8_t>(a[i]) - static_cast<int8_t>(b[i])) > 1) return INFINITY;
+  const SlotInfo scales{0, "", SlotType::f32, Access::update, ""};
+  return difference(scales, Precision::float32, bytes - codes, a + codes, b + codes);
+}
+
 // Devices share out the vocabulary in their own ways: only the largest of the maxima is one number.
 double difference_of_maxima(size_t bytes, const std::byte* a, const std::byte* b) {
   auto largest = [&](const std::byte* p) {
@@ -174,8 +185,9 @@ class Comparison {
   Comparison(Device& device, Device& reference, const Config& config, Precision precision)
       : device_(device), reference_(reference), config_(config), precision_(precision) {}
 
-  void run(const Plan& plan, const Plan& expected, const Step& step, const std::string& name,
+  void run(const Plan& plan, const Plan& expected, const Step& step, const NamedPlan& named,
            Reports& reports) {
+    kv_int8_ = named.options.kv_int8;
     LILY_CHECK(plan.entries().size() == expected.entries().size());
     bindings_.clear();
     expanded_.clear();
@@ -185,7 +197,7 @@ class Comparison {
       if (e.host)
         run_on_host(e, step);
       else
-        compare(e, expected.entries()[i], step, reports.of(e, name));
+        compare(e, expected.entries()[i], step, reports.of(e, named.name));
     }
   }
 
@@ -297,6 +309,8 @@ class Comparison {
       const std::byte* expected = other.buffer->data + other.offset;
       const double d =
           info.type == SlotType::packed ? difference_of_weights(*e.slots[i].form, found, expected)
+          : info.type == SlotType::cache && kv_int8_
+              ? difference_of_codes(slot.bytes, config_.head_dim, found, expected)
           : info.name == "maxima"       ? difference_of_maxima(slot.bytes, found, expected)
                                         : difference(info, precision_, slot.bytes, found, expected);
       if (d >= report.difference) report.difference = d, report.slot = info.name;
@@ -331,7 +345,9 @@ class Comparison {
   Slot binding(const Tensor& t, const Step& step) {
     std::shared_ptr<Buffer>& buffer = bindings_[{t.role, t.id}];
     if (!buffer) {
-      const size_t row = config_.kv_width() * element_bytes(SlotType::act, precision_);
+      const size_t row = kv_int8_
+                             ? config_.kv_width() + config_.num_key_value_heads * sizeof(float)
+                             : config_.kv_width() * element_bytes(SlotType::act, precision_);
       const size_t bytes = t.type == SlotType::cache ? step.capacity * row : t.bytes;
       buffer = device_.allocate(bytes, "a comparison");
       fill(t, *buffer);
@@ -340,6 +356,17 @@ class Comparison {
   }
 
   void fill(const Tensor& t, Buffer& buffer) {
+    if (t.type == SlotType::cache && kv_int8_) {
+      const size_t rows = buffer.bytes / (config_.head_dim + sizeof(float));
+      const size_t codes = rows * config_.head_dim;
+      for (size_t i = 0; i < codes; ++i)
+        buffer.data[i] = static_cast<std::byte>(static_cast<int>(random_() % 255) - 127);
+      for (size_t i = 0; i < rows; ++i) {
+        const float scale = 0.01f + 0.001f * static_cast<float>(random_() % 20);
+        std::memcpy(buffer.data + codes + 4 * i, &scale, 4);
+      }
+      return;
+    }
     const size_t step = element_bytes(elements(t.type), precision_);
     std::normal_distribution<float> normal(0, t.role == Role::logits ? 3.0f : 1.0f);
     std::uniform_int_distribution<uint32_t> token(0, config_.n_tokens - 1), count(0, 3);
@@ -354,6 +381,7 @@ class Comparison {
   Device &device_, &reference_;
   const Config& config_;
   Precision precision_;
+  bool kv_int8_ = false;
   std::mt19937 random_{1};
   std::shared_ptr<Buffer> temporaries_;
   std::map<std::pair<Role, uint32_t>, std::shared_ptr<Buffer>> bindings_;
@@ -420,7 +448,7 @@ std::vector<KernelReport> compare_kernels(Device& device, Device& reference, con
     // The device's numbers, so that the plans are one for one the same.
     const Plan expected =
         record(reference, device.tuning(), there.model, options.precision, p.options);
-    comparison.run(plan, expected, step_of(p.options, device.tuning()), p.name, reports);
+    comparison.run(plan, expected, step_of(p.options, device.tuning()), p, reports);
   }
   return reports.take();
 }
