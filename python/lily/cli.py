@@ -429,15 +429,18 @@ def _bench(args: argparse.Namespace) -> None:
         if args.stages:
             bar.status("stages")
             report.stages = stages.measure(model, options.prefill, max(options.contexts))
-    text = json.dumps(report.to_json(), indent=1)
     if args.csv:
         Path(args.csv).write_text(report.csv(), encoding="utf-8")
-    if args.json == "-":
-        print(text)
-        return
-    print("\n\n".join([report.table(), *(one.table() for one in report.stages)]))
-    if args.json:
-        Path(args.json).write_text(text + "\n", encoding="utf-8")
+    tables = [report.table(), *(one.table() for one in report.stages)]
+    _tell("\n\n".join(tables), report.to_json(), args.json)
+
+
+def _tell(page: str, found: object, file: str | None) -> None:
+    """Print a page and write what it shows as JSON, or print only that."""
+    text = json.dumps(found, indent=1)
+    print(text if file == "-" else page)
+    if file and file != "-":
+        Path(file).write_text(text + "\n", encoding="utf-8")
 
 
 # lily doctor
@@ -459,13 +462,7 @@ def _doctor(args: argparse.Namespace) -> None:
         )
     finally:
         bar.clear()
-    text = json.dumps(report.to_json(), indent=1)
-    if args.json == "-":
-        print(text)
-    else:
-        print(report.page())
-        if args.json:
-            Path(args.json).write_text(text + "\n", encoding="utf-8")
+    _tell(report.page(), report.to_json(), args.json)
     if report.wrong:
         raise SystemExit(1)
 
@@ -564,13 +561,7 @@ def _fidelity(args: argparse.Namespace) -> None:
     finally:
         bar.clear()
     report.text = {"file": args.file, **report.text}
-    written = json.dumps(report.to_json(), indent=1)
-    if args.json == "-":
-        print(written)
-        return
-    print(report.table())
-    if args.json:
-        Path(args.json).write_text(written + "\n", encoding="utf-8")
+    _tell(report.table(), report.to_json(), args.json)
 
 
 # lily quantize

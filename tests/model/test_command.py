@@ -109,7 +109,10 @@ def test_info_and_plan(folder: str) -> None:
 
 def test_bench(folder: str, tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
-    options = "--contexts 8,40 --prefill 20 --decode 6 --rounds 2 --peers none --ablate token_handover --stages"
+    options = (
+        "--contexts 8,40 --prefill 20 --decode 6 --rounds 2 --peers none"
+        " --ablate token_handover --stages"
+    )
     table = tmp_path / "bench.csv"
     done = lily("bench", folder, *options.split(), "--json", str(out), "--csv", str(table))
     assert done.returncode == 0, done.stderr
