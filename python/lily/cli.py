@@ -394,7 +394,7 @@ def _info(args: argparse.Namespace) -> None:
 
 
 def _bench(args: argparse.Namespace) -> None:
-    from lily import bench
+    from lily import bench, stages
 
     options = bench.Options(args.contexts, args.prefill, args.decode, args.rounds)
     wanted = _wanted(args.peers, bench.PEERS)
@@ -426,13 +426,21 @@ def _bench(args: argparse.Namespace) -> None:
             stack.callback(worker.close)
             engines.append(worker)
         report = bench.run(engines, options, status=bar.status, absent=absent)
-    text = json.dumps(report.to_json(), indent=1)
-    if args.json == "-":
-        print(text)
-        return
-    print(report.table())
-    if args.json:
-        Path(args.json).write_text(text + "\n", encoding="utf-8")
+        if args.stages:
+            bar.status("stages")
+            report.stages = stages.measure(model, options.prefill, max(options.contexts))
+    if args.csv:
+        Path(args.csv).write_text(report.csv(), encoding="utf-8")
+    tables = [report.table(), *(one.table() for one in report.stages)]
+    _tell("\n\n".join(tables), report.to_json(), args.json)
+
+
+def _tell(page: str, found: object, file: str | None) -> None:
+    """Print a page and write what it shows as JSON, or print only that."""
+    text = json.dumps(found, indent=1)
+    print(text if file == "-" else page)
+    if file and file != "-":
+        Path(file).write_text(text + "\n", encoding="utf-8")
 
 
 # lily doctor
@@ -454,13 +462,7 @@ def _doctor(args: argparse.Namespace) -> None:
         )
     finally:
         bar.clear()
-    text = json.dumps(report.to_json(), indent=1)
-    if args.json == "-":
-        print(text)
-    else:
-        print(report.page())
-        if args.json:
-            Path(args.json).write_text(text + "\n", encoding="utf-8")
+    _tell(report.page(), report.to_json(), args.json)
     if report.wrong:
         raise SystemExit(1)
 
@@ -559,13 +561,7 @@ def _fidelity(args: argparse.Namespace) -> None:
     finally:
         bar.clear()
     report.text = {"file": args.file, **report.text}
-    written = json.dumps(report.to_json(), indent=1)
-    if args.json == "-":
-        print(written)
-        return
-    print(report.table())
-    if args.json:
-        Path(args.json).write_text(written + "\n", encoding="utf-8")
+    _tell(report.table(), report.to_json(), args.json)
 
 
 # lily quantize

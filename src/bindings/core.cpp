@@ -251,31 +251,28 @@ void bind_engine(nb::module_& m) {
   using Reports = nb::typed<nb::list, nb::typed<nb::dict, nb::str, nb::any>>;
   m.def(
       "compile_kernels",
-      [](PyDevice& d, const Config& config, const TensorTable& table, const std::string& precision) {
+      [](PyDevice& d, const Config& config, const TensorTable& table,
+         const EngineOptions& options) {
         std::vector<KernelReport> reports;
         {
           nb::gil_scoped_release unlocked;
-          reports = compile_kernels(*d.device, config, table, {.precision = precision_named(precision)});
+          reports = compile_kernels(*d.device, config, table, options);
         }
         return Reports(report_list(reports));
       },
-      "device"_a, "config"_a, "table"_a, "precision"_a);
+      "device"_a, "config"_a, "table"_a, "options"_a);
   m.def(
       "compare_kernels",
       [](PyDevice& d, PyDevice& reference, const Config& config, const TensorTable& table,
-         const std::string& precision) {
+         const EngineOptions& options) {
         std::vector<KernelReport> reports;
         {
           nb::gil_scoped_release unlocked;
-          reports = compare_kernels(*d.device, *reference.device, config, table,
-                                    {.precision = precision_named(precision)});
+          reports = compare_kernels(*d.device, *reference.device, config, table, options);
         }
         return Reports(report_list(reports));
       },
-      "device"_a, "reference"_a, "config"_a, "table"_a, "precision"_a);
-  m.def("allowed_difference", [](const std::string& precision) {
-    return allowed_difference(precision_named(precision));
-  }, "precision"_a);
+      "device"_a, "reference"_a, "config"_a, "table"_a, "options"_a);
 
   nb::class_<Engine>(m, "Engine", "A loaded model.")
       .def_static(
@@ -303,7 +300,18 @@ void bind_engine(nb::module_& m) {
                                       .penalties = penalties})
                                   .stats());
           },
-          "kind"_a, "single_block"_a, "penalties"_a);
+          "kind"_a, "single_block"_a, "penalties"_a)
+      .def(
+          "plan_entries",
+          [](Engine& e, const std::string& kind, bool single_block) {
+            std::vector<std::tuple<std::string, std::string, size_t>> list;
+            const Plan& plan = e.plan({.kind = plan_kind(kind), .single_block = single_block});
+            for (const Plan::Entry& entry : plan.entries())
+              list.emplace_back(entry.stage, entry.contract->name, entry.bytes);
+            return list;
+          },
+          "kind"_a, "single_block"_a,
+          "Stage, kernel and bytes that it moves, KV cache aside, of each dispatch in turn.");
 }
 
 // A slot's memory as a writable array: float32, uint32, or uint16 for bf16; bytes of an int8 cache;
@@ -423,6 +431,7 @@ void bind_session(nb::module_& m) {
       .def_prop_ro("pending", &Session::pending)
       .def_prop_ro("tokens", [](const Session& s) { return s.tokens(); })
       .def_prop_ro("kv_bytes", &Session::kv_bytes)
+      .def_prop_ro("device_s", &Session::device_s)
       .def("state", [](const Session& s, uint32_t layer) { return array(s.state(layer)); }, "layer"_a)
       .def("conv", [](const Session& s, uint32_t layer) { return array(s.conv(layer)); }, "layer"_a);
 }

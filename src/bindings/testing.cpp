@@ -236,6 +236,13 @@ void bind_metal(nb::module_& m) {
           .append("\n");
     return text;
   });
+  // How much the device of this name commits at once, and of attention in one dispatch.
+  m.def("metal_budget", [](const std::string& isa, std::optional<uint32_t> attention_rows) {
+    metal::Budget& budget = static_cast<metal::MetalDevice&>(device(1, isa)).budget;
+    budget = {};
+    if (attention_rows)
+      budget = {.flops = 1, .attention_flops = 1, .attention_rows = *attention_rows};
+  }, "isa"_a, "attention_rows"_a.none());
   m.def("metal_or_cpu", [] {
     const DeviceInfo info = metal_or_cpu(1)->info();
     return nb::make_tuple(info.name, info.warning);

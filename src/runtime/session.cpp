@@ -122,11 +122,16 @@ void Session::bind(Buffer& tokens, Buffer& logits) {
 
 void Session::run(const Plan& plan, const Step& step) {
   try {
-    plan.replay(engine_->device(), bindings_, step)->wait();
+    wait(*plan.replay(engine_->device(), bindings_, step));
   } catch (...) {
     poisoned_ = true;
     throw;
   }
+}
+
+void Session::wait(CommandBuffer& commands) {
+  const Timing timing = commands.wait();
+  device_s_ += timing.end_s - timing.start_s;
 }
 
 // A number that is not finite means that the state behind it is lost as well.

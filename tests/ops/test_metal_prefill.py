@@ -14,6 +14,7 @@ import oracle_rows
 import pytest
 from harness import (
     PRECISIONS,
+    SOFTMETAL,
     Weight,
     assert_close32,
     check_new_rows,
@@ -26,6 +27,7 @@ from harness import (
 )
 from metal_cases import Case, check, dispatch, flattened, run_source
 
+from lily import _testing
 from softmetal.library import ORDERS
 from softmetal.mutations import without_each_barrier
 
@@ -422,6 +424,23 @@ def test_attend(precision: str, rows: int, position: int, shape: Any) -> None:
     case = attend(precision, inputs, position, shape)
     got = check(case)
     assert_close32(got["u"], case.expected["u"][0], ATTEND_TOLERANCE[precision])
+
+
+@pytest.mark.skipif(not SOFTMETAL, reason="counts what the software Metal is given")
+def test_attend_in_slices() -> None:
+    """Attention that is cut by rows, for the time that one dispatch takes, has the same bits."""
+    rows, position, shape = ATTEND_SHAPES[2]
+    inputs = attend_inputs(generator(rows, position), "fast", rows, position, shape)
+    case = attend("fast", inputs, position, shape)
+    whole = check(case)
+    try:
+        _testing.metal_budget("metal", 3)
+        before = _testing.fake_number("dispatches")
+        cut = dispatch(case, "metal")
+        assert _testing.fake_number("dispatches") - before == 3
+    finally:
+        _testing.metal_budget("metal", None)
+    assert np.array_equal(cut["u"], whole["u"])
 
 
 @precisions

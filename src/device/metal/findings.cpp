@@ -63,7 +63,8 @@ std::string told(const NSMethodSignature* signature) {
 bool may_be_missing(const objc::Method& m) {
   const std::string_view owner = m.owner, selector = m.selector;
   return owner.starts_with("MTLResidencySet") || selector == "addResidencySet:" ||
-         selector.starts_with("newResidencySet") || selector.starts_with("setMath");
+         selector.starts_with("newResidencySet") || selector.starts_with("setMath") ||
+         selector == "setRequiredThreadsPerThreadgroup:";
 }
 
 }  // namespace
@@ -88,6 +89,13 @@ std::vector<Finding> MetalDevice::findings() {
   list.push_back({"largest buffer", gigabytes(device_->maxBufferLength())});
   list.push_back({"residency sets",
                   yes(device_->responds(MTLDevice::newResidencySetWithDescriptor_selector))});
+  list.push_back({"prefill attention", tier_.half_tiles ? "tiles of half: M1 and M2 emulate bf16"
+                                                        : "tiles of bf16"});
+  const bool tried = tier_.tensors || tier_.tensors_reason.starts_with("the probe");
+  list.push_back({"tensor operations", std::string(tier_.tensors ? "used: " : "not used: ") +
+                                           tier_.tensors_reason, tried && !tier_.tensors});
+  if (const std::string why = compiler_.fallback(); !why.empty())
+    list.push_back({"tensor kernels", "base kernels do instead: " + why, true});
 
   // One object of each class, to be asked for its methods.
   NSError* error = nullptr;
@@ -108,6 +116,8 @@ std::vector<Finding> MetalDevice::findings() {
   if (function)
     pipeline = Ref<MTLComputePipelineState>::taking(
         device_->newComputePipelineStateWithFunction(function.get(), &error));
+  const auto description_of_pipeline =
+      Ref<MTLComputePipelineDescriptor>::taking(MTLComputePipelineDescriptor::make());
   const auto buffer = allocate(16, "a look at its methods");
   auto commands = Ref<MTLCommandBuffer>::sharing(queue_->commandBufferWithUnretainedReferences());
   MTLComputeCommandEncoder* encoder =
@@ -128,6 +138,7 @@ std::vector<Finding> MetalDevice::findings() {
       {"NSProcessInfo", NSProcessInfo::processInfo()},
       {"MTLCompileOptions", options.get()},
       {"MTLLibrary", library.get()},
+      {"MTLComputePipelineDescriptor", description_of_pipeline.get()},
       {"MTLComputePipelineState", pipeline.get()},
       {"MTLBuffer", object_of(*buffer)},
       {"MTLResidencySetDescriptor", description.get()},

@@ -21,10 +21,8 @@ pytestmark = [
     pytest.mark.skipif(not SOFTMETAL, reason="only the software Metal fails when told to"),
 ]
 
-SETTINGS = ("mode", "fail_library", "fail_pipeline", "wrong_types", "system")
+SETTINGS = ("mode", "fail_library", "fail_pipeline", "wrong_types", "system", "chip")
 TINY = random_checkpoint.text_config(random_checkpoint.PRESETS["tiny"], tied=False)
-
-COMPARED = set(CONTRACTS) - {"expand_weight"}  # writes a weight in the device's own form
 
 
 @pytest.fixture(autouse=True)
@@ -63,9 +61,10 @@ def test_all_is_well(
     assert main(["doctor", str(checkpoint("tiny")), "--json", str(told)]) == 0
     page = capsys.readouterr().out
     assert page.endswith("\nok\n")
+    assert " lily expects, 0 that could not be asked for" in page
     assert "GPU architecture" in page and "self-check          passed" in page
     report: dict[str, Any] = json.loads(told.read_text())
-    assert {k["kernel"] for k in report["kernels"]} == COMPARED
+    assert {k["kernel"] for k in report["kernels"]} == set(CONTRACTS)
     assert {k["kernel"] for k in report["pipelines"]} == set(CONTRACTS)
     assert all(k["difference"] <= 1e-5 and k["max_threads"] >= 32 for k in report["kernels"])
     assert report["wrong"] == []
@@ -75,7 +74,7 @@ def test_wrong_numbers_of_one_kernel_do_not_hide_others(monkeypatch: pytest.Monk
     report = stubbed(monkeypatch)
     assert wrong_facts(report) == ["self-check"]
     found = {k.kernel: k for k in report.kernels}
-    assert set(found) == COMPARED
+    assert set(found) == set(CONTRACTS)
     assert all(k.error for k in found.values())  # no kernel may write zeros and pass
     assert "differs by" in found["prefill_attend"].error
     assert not any(k.error for k in report.pipelines)
@@ -93,7 +92,7 @@ def test_a_kernel_that_does_not_compile_is_named(
     (failed,) = [k for k in report.pipelines if k.error]
     assert f"metal: kernel {failed.kernel}: " in failed.error and "made to fail" in failed.error
     assert len(report.pipelines) > len(CONTRACTS)
-    assert {k.kernel for k in report.kernels} == COMPARED
+    assert {k.kernel for k in report.kernels} == set(CONTRACTS)
     assert f"wrong: {failed.kernel} (" in report.page()
 
 
@@ -107,6 +106,13 @@ def test_an_older_system_lacks_nothing_that_is_needed(monkeypatch: pytest.Monkey
     report = stubbed(monkeypatch, system="14")
     assert wrong_facts(report) == ["self-check"]  # stubs
     assert ("residency sets", "no", False) in report.facts
+
+
+def test_a_probe_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = stubbed(monkeypatch, system="26.2", chip="5")
+    (told,) = [value for name, value, _ in report.facts if name == "tensor operations"]
+    assert told.startswith("not used: the probe fails: gives 0")
+    assert "tensor operations" in wrong_facts(report)
 
 
 def test_without_metal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
