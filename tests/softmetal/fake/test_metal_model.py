@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import CONTRACTS, SOFTMETAL, metal_missing, relative_rms
+from harness import CONTRACTS, SOFTMETAL, metal_missing
 
 import lily
 from lily import _testing
