@@ -9,6 +9,7 @@
 #include "delta_project.h"
 #include "delta_step.h"
 #include "embed.h"
+#include "expand_weight.h"
 #include "experts_down.h"
 #include "experts_down_add.h"
 #include "experts_project.h"
@@ -74,6 +75,7 @@ inline std::span<const Contract* const> all_contracts() {
       &PrefillExpertsDown::contract,
       &PrefillCombine::contract,
       &PrefillHead::contract,
+      &ExpandWeight::contract,
   };
   return contracts;
 }

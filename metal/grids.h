@@ -45,6 +45,7 @@
 #define PREFILL_TILE_ROWS 64            // of a tile of a dense product, and outputs of a weight
 #define PREFILL_TILE_OUTPUTS 64
 #define PREFILL_TILE_SIMDGROUPS 4
+#define EXPAND_WEIGHT_THREADS 256        // sixteen columns each
 #define PREFILL_ATTEND_ROWS 32          // query rows of a threadgroup
 #define PREFILL_ATTEND_SIMDGROUPS 4
 

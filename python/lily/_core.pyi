@@ -3,11 +3,13 @@ lily's C++ core. Use the classes in `lily`; this module's names may change.
 """
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy
 from numpy.typing import NDArray
 
+
+has_metal: bool = True
 
 class Config:
     """Dimensions of a checkpoint, named as in its config.json."""
@@ -152,7 +154,7 @@ class TensorTable:
 class Device:
     """A device: "auto", "cpu" or "metal"."""
 
-    def __init__(self, name: str, threads: int) -> None: ...
+    def __init__(self, name: str, threads: int, checked: bool = True) -> None: ...
 
     @property
     def name(self) -> str: ...
@@ -166,6 +168,9 @@ class Device:
     @property
     def weight_bytes_read(self) -> int: ...
 
+    def findings(self) -> list[tuple[str, str, bool]]:
+        """What the device says of itself: name, value, whether it is wrong."""
+
 class Options:
     """How a model is run."""
 
@@ -176,6 +181,12 @@ def techniques() -> list[tuple[str, str]]: ...
 def memory_need(device: Device, config: Config, table: TensorTable, options: Options) -> dict[str, int]: ...
 
 def plan_stats(device: Device, config: Config, table: TensorTable, options: Options, kind: str, single_block: bool, penalties: bool) -> dict[str, int]: ...
+
+def compile_kernels(device: Device, config: Config, table: TensorTable, precision: str) -> list[dict[str, Any]]: ...
+
+def compare_kernels(device: Device, reference: Device, config: Config, table: TensorTable, precision: str) -> list[dict[str, Any]]: ...
+
+def allowed_difference(precision: str) -> float: ...
 
 class Engine:
     """A loaded model."""

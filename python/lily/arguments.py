@@ -31,14 +31,13 @@ def build_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"lily {__version__}")
     added = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    def command(name: str, text: str) -> _Parser:
+    def command(name: str, text: str, model: bool = True) -> _Parser:
         sub: _Parser = added.add_parser(
             name, help=text.lower().rstrip("."), description=text, allow_abbrev=False
         )
         sub.set_defaults(run=commands[name])
-        sub.add_argument(
-            "model", metavar="MODEL", help='a folder, or "org/name" on the Hugging Face hub'
-        )
+        if model:
+            sub.add_argument("model", metavar="MODEL", help=_MODEL)
         return sub
 
     generate = command("generate", "Write text after a prompt.")
@@ -92,6 +91,7 @@ def build_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     _threads_option(bench)
     _plan_options(bench)
 
+    _add_doctor(command("doctor", "Say in one page whether all of lily works here.", False))
     _add_quantize(command("quantize", "Write a published checkpoint in MLX's 4-bit form."))
     _add_perplexity(command("perplexity", "Say how well a model foresees a text."))
     _add_fidelity(
@@ -99,6 +99,13 @@ def build_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     )
     return parser
 
+
+_MODEL = 'a folder, or "org/name" on the Hugging Face hub'
+
+_DOCTOR = """\
+Compiles every kernel of the Metal device for the dimensions of Qwen3.6-35B-A3B, and compares each
+with the CPU device's, given the same inputs: in a small random model, or with the first layers of
+MODEL, whose weights are then loaded twice. Exit code 1 if something is wrong."""
 
 _WINDOWS = """\
 The text is cut into windows that do not overlap. Each starts from nothing, and every token of it
@@ -114,6 +121,15 @@ vocabulary; transformers also needs room there for a copy of the weights in floa
 _QUANTIZE = """\
 Weights become codes of 4 bits in groups of 64; those of the router and of the shared expert's gate
 get 8 bits. OUT appears when it is complete: an error or Ctrl-C leaves nothing."""
+
+
+def _add_doctor(parser: _Parser) -> None:
+    parser.epilog = _DOCTOR
+    parser.add_argument("model", metavar="MODEL", nargs="?", help=f"{_MODEL}, to check with")
+    parser.add_argument("--device", choices=("auto", "cpu", "metal"), default="auto")
+    parser.add_argument("--json", metavar="FILE", help='write all of it, "-" for standard output')
+    _threads_option(parser)
+    _hub_options(parser)
 
 
 def _add_quantize(parser: _Parser) -> None:

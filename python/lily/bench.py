@@ -378,18 +378,19 @@ def machine() -> dict[str, Any]:
 
 def cpu_model() -> str:
     if sys.platform == "darwin":
-        return _sysctl("machdep.cpu.brand_string") or platform.machine()
+        return sysctl("machdep.cpu.brand_string") or platform.machine()
     return _cpuinfo().get("model name", [platform.machine()])[0]
 
 
 def physical_cores() -> int | None:
     if sys.platform == "darwin":
-        return int(_sysctl("hw.physicalcpu") or 0) or None
+        return int(sysctl("hw.physicalcpu") or 0) or None
     info = _cpuinfo()
     return len(set(zip(info.get("physical id", []), info.get("core id", []), strict=False))) or None
 
 
-def _sysctl(name: str) -> str:
+def sysctl(name: str) -> str:
+    """A setting of macOS, "" if there is none."""
     try:
         done = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=True)
     except (OSError, subprocess.SubprocessError):

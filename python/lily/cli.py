@@ -61,6 +61,7 @@ def _run(argv: list[str]) -> int:
                 "info": _info,
                 "plan": _plan,
                 "bench": _bench,
+                "doctor": _doctor,
                 "quantize": _quantize,
                 "perplexity": _perplexity,
                 "fidelity": _fidelity,
@@ -430,6 +431,36 @@ def _bench(args: argparse.Namespace) -> None:
     print(report.table())
     if args.json:
         Path(args.json).write_text(text + "\n", encoding="utf-8")
+
+
+# lily doctor
+
+
+def _doctor(args: argparse.Namespace) -> None:
+    from lily import doctor
+
+    bar = Bar()
+    try:
+        report = doctor.examine(
+            args.device,
+            args.model,
+            threads=args.threads,
+            revision=args.revision,
+            offline=args.offline,
+            progress=bar if bar.enabled else None,
+            status=bar.status,
+        )
+    finally:
+        bar.clear()
+    text = json.dumps(report.to_json(), indent=1)
+    if args.json == "-":
+        print(text)
+    else:
+        print(report.page())
+        if args.json:
+            Path(args.json).write_text(text + "\n", encoding="utf-8")
+    if report.wrong:
+        raise SystemExit(1)
 
 
 def _wanted(given: str, peers: Sequence[str]) -> list[str]:

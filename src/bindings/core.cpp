@@ -5,9 +5,11 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "base/error.h"
+#include "runtime/check.h"
 #include "runtime/session.h"
 
 namespace nb = nanobind;
@@ -80,9 +82,8 @@ Precision precision_named(const std::string& name) {
 }
 
 PlanKind plan_kind(const std::string& name) {
-  const char* names[] = {"prefill", "prompt", "score", "step", "pick", "next_greedy", "next_drawn"};
-  for (size_t i = 0; i < std::size(names); ++i)
-    if (name == names[i]) return static_cast<PlanKind>(i);
+  for (PlanKind k = PlanKind::prefill; k <= PlanKind::next_drawn; k = PlanKind(uint8_t(k) + 1))
+    if (name == plan_name(k)) return k;
   throw ArgumentError("kind: no plan is called \"" + name + "\"");
 }
 
@@ -104,6 +105,7 @@ Numbers need_dict(const MemoryNeed& need) {
 Numbers stats_dict(const PlanStats& s) {
   Numbers d;
   d["dispatches"] = s.dispatches;
+  d["host_steps"] = s.host_steps;
   d["stages"] = s.stages;
   d["barriers"] = s.barriers;
   d["weight_bytes"] = s.weight_bytes;
@@ -111,6 +113,25 @@ Numbers stats_dict(const PlanStats& s) {
   d["written_bytes"] = s.written_bytes;
   d["temporary_bytes"] = s.temporary_bytes;
   return d;
+}
+
+nb::list report_list(const std::vector<KernelReport>& reports) {
+  nb::list list;
+  for (const KernelReport& r : reports) {
+    nb::dict d;
+    d["kernel"] = r.name;
+    d["plan"] = r.plan;
+    d["stage"] = r.stage;
+    d["error"] = r.error;
+    d["max_threads"] = r.facts.max_threads;
+    d["compile_s"] = r.facts.compile_s;
+    d["dispatches"] = r.dispatches;
+    d["slot"] = r.slot;
+    d["difference"] = r.difference;
+    d["seconds"] = r.seconds;
+    list.append(d);
+  }
+  return list;
 }
 
 void bind_config(nb::module_& m) {
@@ -159,23 +180,33 @@ void bind_engine(nb::module_& m) {
   nb::class_<PyDevice>(m, "Device", "A device: \"auto\", \"cpu\" or \"metal\".")
       .def(
           "__init__",
-          [](PyDevice* self, const std::string& name, uint32_t threads) {
+          [](PyDevice* self, const std::string& name, uint32_t threads, bool checked) {
             std::shared_ptr<Device> device;
             {
               nb::gil_scoped_release unlocked;
-              device = make_device(name, threads);
+              device = make_device(name, threads, checked);
             }
             const std::string& warning = device->info().warning;
             if (!warning.empty() && PyErr_WarnEx(PyExc_RuntimeWarning, warning.c_str(), 1) < 0)
               throw nb::python_error();
             new (self) PyDevice{std::move(device)};
           },
-          "name"_a, "threads"_a)
+          "name"_a, "threads"_a, "checked"_a = true)
       .def_prop_ro("name", [](const PyDevice& d) { return d.device->info().name; })
       .def_prop_ro("description", [](const PyDevice& d) { return d.device->info().description; })
       .def_prop_ro("memory_bytes", [](const PyDevice& d) { return d.device->info().memory_bytes; })
       .def_prop_ro("weight_bytes_read",
-                   [](const PyDevice& d) { return d.device->weight_bytes_read(); });
+                   [](const PyDevice& d) { return d.device->weight_bytes_read(); })
+      .def(
+          "findings",
+          [](PyDevice& d) {
+            std::vector<std::tuple<std::string, std::string, bool>> list;
+            nb::gil_scoped_release unlocked;
+            for (Finding& f : d.device->findings())
+              list.emplace_back(std::move(f.name), std::move(f.value), f.wrong);
+            return list;
+          },
+          "What the device says of itself: name, value, whether it is wrong.");
 
   nb::class_<EngineOptions>(m, "Options", "How a model is run.")
       .def(
@@ -209,6 +240,35 @@ void bind_engine(nb::module_& m) {
             {.kind = plan_kind(kind), .single_block = single_block, .penalties = penalties}));
       },
       "device"_a, "config"_a, "table"_a, "options"_a, "kind"_a, "single_block"_a, "penalties"_a);
+
+  using Reports = nb::typed<nb::list, nb::typed<nb::dict, nb::str, nb::any>>;
+  m.def(
+      "compile_kernels",
+      [](PyDevice& d, const Config& config, const TensorTable& table, const std::string& precision) {
+        std::vector<KernelReport> reports;
+        {
+          nb::gil_scoped_release unlocked;
+          reports = compile_kernels(*d.device, config, table, {.precision = precision_named(precision)});
+        }
+        return Reports(report_list(reports));
+      },
+      "device"_a, "config"_a, "table"_a, "precision"_a);
+  m.def(
+      "compare_kernels",
+      [](PyDevice& d, PyDevice& reference, const Config& config, const TensorTable& table,
+         const std::string& precision) {
+        std::vector<KernelReport> reports;
+        {
+          nb::gil_scoped_release unlocked;
+          reports = compare_kernels(*d.device, *reference.device, config, table,
+                                    {.precision = precision_named(precision)});
+        }
+        return Reports(report_list(reports));
+      },
+      "device"_a, "reference"_a, "config"_a, "table"_a, "precision"_a);
+  m.def("allowed_difference", [](const std::string& precision) {
+    return allowed_difference(precision_named(precision));
+  }, "precision"_a);
 
   nb::class_<Engine>(m, "Engine", "A loaded model.")
       .def_static(
@@ -363,6 +423,11 @@ void bind_session(nb::module_& m) {
 
 NB_MODULE(_core, m) {
   m.doc() = "lily's C++ core. Use the classes in `lily`; this module's names may change.";
+#ifdef LILY_METAL
+  m.attr("has_metal") = true;
+#else
+  m.attr("has_metal") = false;
+#endif
   lily::register_errors();
   lily::bind_config(m);
   lily::bind_engine(m);

@@ -30,11 +30,18 @@ struct Slot {
   size_t offset = 0, bytes = 0;
 };
 
+// What a device knows of a kernel that is ready.
+struct KernelFacts {
+  uint32_t max_threads = 0;  // of a threadgroup; 0: no such limit
+  double compile_s = 0;
+};
+
 struct Kernel {
   virtual ~Kernel() = default;
   // Devices may compile in the background. Returns when the kernel can run; throws DeviceError if
   // it never can.
   virtual void ready() const {}
+  virtual KernelFacts facts() const { return {}; }
 };
 
 // One kernel launch. Its grid is the device's business: it follows from constants and params.
@@ -99,6 +106,12 @@ struct DeviceInfo {
   std::string warning;      // for the user: a better device that does not work
 };
 
+// One thing that a device says of itself.
+struct Finding {
+  std::string name, value;
+  bool wrong = false;  // not as lily needs it
+};
+
 struct Device {
   virtual ~Device() = default;
   virtual const DeviceInfo& info() const = 0;
@@ -121,12 +134,16 @@ struct Device {
                                std::span<const PackSpec* const> weights) = 0;
   virtual std::unique_ptr<CommandBuffer> command_buffer() = 0;
 
+  // What is known of the hardware and the system, for people.
+  virtual std::vector<Finding> findings() { return {}; }
+
   // Packed weight bytes that kernels have read so far, on devices that count them.
   virtual uint64_t weight_bytes_read() const { return 0; }
 };
 
 // "auto", "cpu" or "metal". `threads` is for the CPU device; 0 means one for each physical core.
-std::shared_ptr<Device> make_device(const std::string& name, uint32_t threads);
+// Only who wants to know what is wrong with a device makes one without a self-check.
+std::shared_ptr<Device> make_device(const std::string& name, uint32_t threads, bool checked = true);
 
 // What "auto" means where Metal is part of the build: Metal if it passes its self-check, else the
 // CPU device with a warning.

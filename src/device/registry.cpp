@@ -9,10 +9,10 @@ namespace lily {
 
 namespace {
 
-std::shared_ptr<Device> make_metal() {
+std::shared_ptr<Device> make_metal([[maybe_unused]] bool checked) {
 #ifdef LILY_METAL
   auto device = std::make_shared<metal::MetalDevice>();
-  metal::self_check(*device);
+  if (checked) metal::self_check(*device);
   return device;
 #else
   throw DeviceError("device metal: this build has none, expected macOS on Apple silicon");
@@ -23,7 +23,7 @@ std::shared_ptr<Device> make_metal() {
 
 std::shared_ptr<Device> metal_or_cpu(uint32_t threads) {
   try {
-    return make_metal();
+    return make_metal(true);
   } catch (const DeviceError& e) {
     auto device = std::make_shared<cpu::CpuDevice>(threads);
     device->warn("running on the CPU device, because Metal does not work here: " +
@@ -32,12 +32,12 @@ std::shared_ptr<Device> metal_or_cpu(uint32_t threads) {
   }
 }
 
-std::shared_ptr<Device> make_device(const std::string& name, uint32_t threads) {
+std::shared_ptr<Device> make_device(const std::string& name, uint32_t threads, bool checked) {
 #ifdef LILY_METAL_BY_DEFAULT
   if (name == "auto") return metal_or_cpu(threads);
 #endif
   if (name == "auto" || name == "cpu") return std::make_shared<cpu::CpuDevice>(threads);
-  if (name == "metal") return make_metal();
+  if (name == "metal") return make_metal(checked);
   throw ArgumentError("device " + name + ", expected auto, cpu or metal");
 }
 

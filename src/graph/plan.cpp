@@ -31,19 +31,41 @@ struct Call {
     params = e.params;
     e.fill(params.data(), step);
   }
+  void run_on_host(const Plan::Entry& e) const {
+    std::vector<void*> memory;
+    for (const Slot& s : slots) memory.push_back(s.buffer ? s.buffer->data + s.offset : nullptr);
+    e.host(memory.data(), e.constants.data(), params.data());
+  }
 };
 
 }  // namespace
 
-void Plan::replay(CommandBuffer& commands, const Bindings& bindings, const Step& step) const {
+std::unique_ptr<CommandBuffer> Plan::replay(Device& device, const Bindings& bindings,
+                                            const Step& step) const {
+  std::unique_lock lock(*whole_pass_, std::defer_lock);
+  if (stats_.host_steps) lock.lock();
   Call call;
   uint32_t order = 0;
+  bool waited = false;
+  auto commands = device.command_buffer();
   for (const Entry& e : entries_) {
-    if (e.order != order) commands.barrier();
+    if (e.order != order) commands->barrier();
     order = e.order;
     call.prepare(e, bindings, step);
-    commands.dispatch({e.kernel, call.slots, call.params, e.stage});
+    if (e.host) {
+      if (!waited) {
+        commands->commit();
+        commands->wait();
+        commands = device.command_buffer();
+      }
+      call.run_on_host(e);
+    } else {
+      commands->dispatch({e.kernel, call.slots, call.params, e.stage});
+    }
+    waited = e.host != nullptr;
   }
+  commands->commit();
+  return commands;
 }
 
 void Plan::observe(Device& device, const Bindings& bindings, const Step& step,
@@ -52,10 +74,15 @@ void Plan::observe(Device& device, const Bindings& bindings, const Step& step,
   for (const Entry& e : entries_) {
     call.prepare(e, bindings, step);
     observer(e, call.slots, nullptr);
-    auto commands = device.command_buffer();
-    commands->dispatch({e.kernel, call.slots, call.params, e.stage});
-    commands->commit();
-    const Timing timing = commands->wait();
+    Timing timing;
+    if (e.host) {
+      call.run_on_host(e);
+    } else {
+      auto commands = device.command_buffer();
+      commands->dispatch({e.kernel, call.slots, call.params, e.stage});
+      commands->commit();
+      timing = commands->wait();
+    }
     observer(e, call.slots, &timing);
   }
 }

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -49,8 +50,12 @@ class Bindings {
 
 using FillParams = void (*)(std::byte* params, const Step&);
 
+// Work of the host on slots in memory that it shares with the device.
+using HostWork = void (*)(void* const* slots, const std::byte* constants, const std::byte* params);
+
 struct PlanStats {
   uint32_t dispatches = 0;
+  uint32_t host_steps = 0;  // that wait for the device, and it for them
   uint32_t stages = 0;    // groups of dispatches that may overlap
   uint32_t barriers = 0;  // between them
   size_t weight_bytes = 0;  // packed weights that a replay is expected to read
@@ -65,14 +70,17 @@ class Plan {
     const Contract* contract;
     std::string stage;       // "layer.3/experts"
     uint32_t order;          // which group between barriers
-    const Kernel* kernel = nullptr;
+    const Kernel* kernel = nullptr;  // or else `host`, with these constants
+    HostWork host = nullptr;
+    std::vector<std::byte> constants;
     std::vector<Tensor> slots;
     std::vector<std::byte> params;
     FillParams fill;
   };
 
-  // Appends the pass to `commands`.
-  void replay(CommandBuffer& commands, const Bindings&, const Step&) const;
+  // Commits the pass and returns its command buffer, the last of several where the host has a part
+  // in it.
+  std::unique_ptr<CommandBuffer> replay(Device&, const Bindings&, const Step&) const;
 
   // Called before a dispatch (with no timing) and after it (with one), its slots as bound.
   using Observer = std::function<void(const Entry&, std::span<const Slot>, const Timing*)>;
@@ -88,6 +96,8 @@ class Plan {
   std::vector<Entry> entries_;
   std::shared_ptr<Buffer> temporaries_;
   PlanStats stats_;
+  // Held while a pass with host steps is under way: sessions share the temporaries.
+  std::unique_ptr<std::mutex> whole_pass_ = std::make_unique<std::mutex>();
 };
 
 }  // namespace lily

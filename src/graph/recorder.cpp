@@ -38,6 +38,11 @@ class Hazards {
   std::map<Key, std::vector<Seen>> memory_;
 };
 
+// Nothing writes these, so nothing waits for them.
+bool is_weight(const Tensor& t) {
+  return t.type == SlotType::packed && t.place != Tensor::Place::temporary;
+}
+
 }  // namespace
 
 Tensor Recorder::temporary(SlotType type, Shape shape) {
@@ -48,6 +53,13 @@ Tensor Recorder::temporary(SlotType type, Shape shape) {
   t.bytes = shape.count() * element_bytes(type, precision_);
   t.id = static_cast<uint32_t>(temporaries_.size());
   temporaries_.push_back(t.bytes);
+  return t;
+}
+
+Tensor Recorder::temporary(std::shared_ptr<const PackSpec> form) {
+  Tensor t = temporary(SlotType::packed, {});
+  t.bytes = temporaries_[t.id] = device_.packed_bytes(*form);
+  t.form = std::move(form);
   return t;
 }
 
@@ -62,14 +74,13 @@ Tensor Recorder::binding(Role role, uint32_t layer, SlotType type, Shape shape) 
   return t;
 }
 
-void Recorder::add(Plan::Entry&& entry, std::span<const std::byte> constants,
-                   std::initializer_list<Moves> moves) {
+void Recorder::add(Plan::Entry&& entry, std::initializer_list<Moves> moves) {
   const Contract& contract = *entry.contract;
   entry.stage = stage_;
   std::vector<const PackSpec*> forms;
   for (uint32_t i = 0; i < contract.n_slots; ++i)
     if (contract.slots[i].type == SlotType::packed) forms.push_back(entry.slots[i].form.get());
-  entry.kernel = device_.kernel(contract, constants, precision_, forms);
+  if (!entry.host) entry.kernel = device_.kernel(contract, entry.constants, precision_, forms);
   for (uint32_t i = 0; i < contract.n_slots; ++i) {
     const Tensor& t = entry.slots[i];
     const SlotInfo& slot = contract.slots[i];
@@ -78,7 +89,7 @@ void Recorder::add(Plan::Entry&& entry, std::span<const std::byte> constants,
     size_t bytes = t.bytes;
     for (const Moves& m : moves)
       if (m.slot == slot.number) bytes = m.bytes;
-    if (slot.type == SlotType::packed) {
+    if (is_weight(t)) {
       stats_.weight_bytes += bytes;
       continue;
     }
@@ -97,7 +108,7 @@ Plan Recorder::finish(bool allocate) {
   for (Plan::Entry& e : entries_) {
     auto each = [&](auto&& visit) {
       for (uint32_t i = 0; i < e.contract->n_slots; ++i)
-        if (e.slots[i] && e.contract->slots[i].type != SlotType::packed)
+        if (e.slots[i] && !is_weight(e.slots[i]))
           visit(e.slots[i], e.contract->slots[i].access != Access::read);
     };
     e.order = serial_ ? n_groups : 0;
@@ -117,7 +128,8 @@ Plan Recorder::finish(bool allocate) {
                    [](const Plan::Entry& a, const Plan::Entry& b) { return a.order < b.order; });
 
   if (allocate)
-    for (const Plan::Entry& e : entries_) e.kernel->ready();
+    for (const Plan::Entry& e : entries_)
+      if (e.kernel) e.kernel->ready();
   const Placement placement = place(lives);
   Plan plan;
   if (allocate && placement.bytes) plan.temporaries_ = device_.allocate(placement.bytes, "temporaries");
@@ -127,7 +139,7 @@ Plan Recorder::finish(bool allocate) {
         t.buffer = plan.temporaries_.get();
         t.offset = placement.offsets[t.id];
       }
-  stats_.dispatches = static_cast<uint32_t>(entries_.size());
+  for (const Plan::Entry& e : entries_) ++(e.host ? stats_.host_steps : stats_.dispatches);
   stats_.stages = n_groups;
   stats_.barriers = n_groups ? n_groups - 1 : 0;
   stats_.temporary_bytes = placement.bytes;

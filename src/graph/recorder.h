@@ -31,6 +31,8 @@ class Recorder {
   void serial() { serial_ = true; }
   void stage(std::string name) { stage_ = std::move(name); }
   Tensor temporary(SlotType type, Shape shape);
+  // A packed weight that a pass makes for itself.
+  Tensor temporary(std::shared_ptr<const PackSpec>);
   Tensor binding(Role role, uint32_t layer, SlotType type, Shape shape);
 
   // Records one dispatch of contract Op. `fill` sets what a replay changes:
@@ -39,23 +41,42 @@ class Recorder {
   void dispatch(const typename Op::template Bind<Tensor>& bind,
                 const typename Op::Constants& constants, Fill,
                 std::initializer_list<Moves> moves = {}) {
-    Plan::Entry entry{};
-    entry.contract = &Op::contract;
-    for (const Tensor* t : bind.list()) entry.slots.push_back(*t);
-    const typename Op::Params params{};
-    entry.params.resize(sizeof params);
-    std::memcpy(entry.params.data(), &params, sizeof params);
-    entry.fill = [](std::byte* p, const Step& step) {
-      Fill{}(*reinterpret_cast<typename Op::Params*>(p), step);
+    add(entry<Op, Fill>(bind, constants), moves);
+  }
+
+  // The same work done by the host, for contracts without activations and weights. What comes
+  // before is waited for, and what comes after waits.
+  template <class Op, void (*work)(const typename Op::template Host<float>&), class Fill>
+  void on_host(const typename Op::template Bind<Tensor>& bind,
+               const typename Op::Constants& constants, Fill) {
+    Plan::Entry e = entry<Op, Fill>(bind, constants);
+    e.host = [](void* const* slots, const std::byte* c, const std::byte* p) {
+      work(typename Op::template Host<float>(slots, c, p));
     };
-    add(std::move(entry), std::as_bytes(std::span(&constants, 1)), moves);
+    add(std::move(e), {});
   }
 
   // Without memory for its temporaries a plan only tells what it would take.
   Plan finish(bool allocate = true);
 
  private:
-  void add(Plan::Entry&&, std::span<const std::byte> constants, std::initializer_list<Moves>);
+  template <class Op, class Fill>
+  static Plan::Entry entry(const typename Op::template Bind<Tensor>& bind,
+                           const typename Op::Constants& constants) {
+    Plan::Entry e{};
+    e.contract = &Op::contract;
+    for (const Tensor* t : bind.list()) e.slots.push_back(*t);
+    const std::span<const std::byte> bytes = std::as_bytes(std::span(&constants, 1));
+    e.constants.assign(bytes.begin(), bytes.end());
+    const typename Op::Params params{};
+    e.params.resize(sizeof params);
+    std::memcpy(e.params.data(), &params, sizeof params);
+    e.fill = [](std::byte* p, const Step& step) {
+      Fill{}(*reinterpret_cast<typename Op::Params*>(p), step);
+    };
+    return e;
+  }
+  void add(Plan::Entry&&, std::initializer_list<Moves>);
 
   Device& device_;
   Precision precision_;

@@ -18,7 +18,7 @@ Tensor Ops::attend_project(const Tensor& x, const Tensor& norm, const Tensor& in
   const uint32_t width = c_.qkv_width();
   if (prefill()) {
     Tensor qkv = act({rows(), width});
-    rec_.dispatch<PrefillAttendProject>({.y = normed(x, norm), .weight = in, .qkv = qkv},
+    rec_.dispatch<PrefillAttendProject>({.y = normed(x, norm), .weight = expanded(in), .qkv = qkv},
                                         {.D = c_.hidden_size, .N = width},
                                         [](auto& p, const Step& s) { p.rows = s.rows; });
     return qkv;

@@ -27,7 +27,11 @@ DeltaInputs Ops::delta_project(const Tensor& x, const Tensor& norm, const Tensor
     const uint32_t t = rows();
     out = {act({t, c_.conv_channels()}), act({t, c_.value_width()}), f32({t, 2, heads})};
     rec_.dispatch<PrefillDeltaProject>(
-        {.y = normed(x, norm), .weight = in, .qkv = out.qkv, .z = out.z, .gates = out.gates},
+        {.y = normed(x, norm),
+         .weight = expanded(in),
+         .qkv = out.qkv,
+         .z = out.z,
+         .gates = out.gates},
         {.D = c_.hidden_size,
          .CHANNELS = c_.conv_channels(),
          .VALUES = c_.value_width(),

@@ -11,6 +11,7 @@
 #include "metal/prefill_scatter.h"
 #include "metal/prefill_topk.h"
 #include "metal/route_shared.h"
+#include "ops/host_routing.h"
 #include "ops/ops.h"
 
 namespace lily {
@@ -23,7 +24,7 @@ Routed Ops::route_shared(const Tensor& x, const Tensor& norm, const Tensor& rout
     r.logits = f32({rows(), experts + 1});
     r.shared = act({rows(), shared});
     rec_.dispatch<PrefillRoute>(
-        {.y = r.y, .weight = route, .logits = r.logits, .shared = r.shared},
+        {.y = r.y, .weight = expanded(route), .logits = r.logits, .shared = r.shared},
         {.D = c_.hidden_size, .EXPERTS = experts, .SHARED = shared},
         [](auto& p, const Step& s) { p.rows = s.rows; });
     return r;
@@ -42,9 +43,24 @@ Routed Ops::route_shared(const Tensor& x, const Tensor& norm, const Tensor& rout
 }
 
 void Ops::choose(const Routed& r) {
-  rec_.dispatch<PrefillTopk>({.logits = r.logits, .ids = r.ids, .shares = r.shares},
-                             {.EXPERTS = c_.num_experts, .TOP = c_.num_experts_per_tok},
-                             [](auto& p, const Step& s) { p.rows = s.rows; });
+  const PrefillTopk::Bind<Tensor> bind{.logits = r.logits, .ids = r.ids, .shares = r.shares};
+  const PrefillTopk::Constants sizes{.EXPERTS = c_.num_experts, .TOP = c_.num_experts_per_tok};
+  auto fill = [](auto& p, const Step& s) { p.rows = s.rows; };
+  if (without(Technique::gpu_routing))
+    rec_.on_host<PrefillTopk, choose_on_host>(bind, sizes, fill);
+  else
+    rec_.dispatch<PrefillTopk>(bind, sizes, fill);
+}
+
+void Ops::group(const Routed& r, const Tensor& src) {
+  const PrefillScatter::Bind<Tensor> bind{
+      .ids = r.ids, .offsets = r.offsets, .src = src, .inv = r.inv};
+  const PrefillScatter::Constants sizes{.EXPERTS = c_.num_experts, .TOP = c_.num_experts_per_tok};
+  auto fill = [](auto& p, const Step& s) { p.rows = s.rows; };
+  if (without(Technique::gpu_routing))
+    rec_.on_host<PrefillScatter, group_on_host>(bind, sizes, fill);
+  else
+    rec_.dispatch<PrefillScatter>(bind, sizes, fill);
 }
 
 void Ops::experts_up(Routed& r, const Tensor& x, const Tensor& norm, const Tensor& up) {
@@ -58,11 +74,9 @@ void Ops::experts_up(Routed& r, const Tensor& x, const Tensor& norm, const Tenso
     r.inv = u32({t, top});
     Tensor src = u32({t, top});
     choose(r);
-    rec_.dispatch<PrefillScatter>(
-        {.ids = r.ids, .offsets = r.offsets, .src = src, .inv = r.inv},
-        {.EXPERTS = experts, .TOP = top}, [](auto& p, const Step& s) { p.rows = s.rows; });
+    group(r, src);
     rec_.dispatch<PrefillExpertsUp>(
-        {.y = r.y, .offsets = r.offsets, .src = src, .weight = up, .h = r.h},
+        {.y = r.y, .offsets = r.offsets, .src = src, .weight = expanded(up), .h = r.h},
         {.D = c_.hidden_size,
          .EXPERTS = experts,
          .TOP = top,
@@ -93,6 +107,11 @@ void Ops::experts_up(Routed& r, const Tensor& x, const Tensor& norm, const Tenso
     project(raised, false, [](auto& p, const Step&) { p.up = 1; });
     rec_.dispatch<GatedProduct>({.gate = gate, .up = raised, .h = r.h}, {.N = top * f},
                                 [](auto& p, const Step&) { p.rows = 1; });
+    return;
+  }
+  if (without(Technique::gpu_routing)) {
+    choose(r);
+    project(r.h, true, [](auto& p, const Step&) { p.up = 0; });
     return;
   }
   rec_.dispatch<ExpertsUp>({.x = x,
@@ -129,8 +148,8 @@ void Ops::experts_down_add(const Routed& r, const Tensor& down, const Tensor& sh
         {.h = r.h,
          .shared = r.shared,
          .offsets = r.offsets,
-         .weight = down,
-         .shared_weight = shared_down,
+         .weight = expanded(down),
+         .shared_weight = expanded(shared_down),
          .out = out,
          .shared_out = shared_out},
         {.D = d,

@@ -4,6 +4,9 @@
 // kind of the plan decides, never the number of rows.
 #pragma once
 
+#include <map>
+#include <vector>
+
 #include "graph/recorder.h"
 #include "ops/config.h"
 #include "ops/techniques.h"
@@ -94,8 +97,10 @@ class Ops {
   Tensor f32(Shape s) { return rec_.temporary(SlotType::f32, s); }
   Tensor u32(Shape s) { return rec_.temporary(SlotType::u32, s); }
   Tensor act(Shape s) { return rec_.temporary(SlotType::act, s); }
+  Tensor expanded(const Tensor& weight);  // what a product of a prefill pass reads
   Tensor normed(const Tensor& x, const Tensor& gamma);
   void choose(const Routed&);  // ids and shares
+  void group(const Routed&, const Tensor& src);
   Tensor ring(uint32_t n);
   Tensor state(Role role, uint32_t n);
   Tensor cache(Role role, uint32_t n);
@@ -107,6 +112,7 @@ class Ops {
   const Config& c_;
   const PlanOptions& options_;
   Tensor maxima_;  // from head to sample
+  std::map<std::vector<uint32_t>, Tensor> expanded_;  // by experts and rows × columns
 };
 
 }  // namespace lily

@@ -1,6 +1,7 @@
 // Where tokens become rows and rows become tokens: embedding, output head, sampling; and the two
 // ops that every layer uses.
 #include "metal/embed.h"
+#include "metal/expand_weight.h"
 #include "metal/head.h"
 #include "metal/prefill_head.h"
 #include "metal/prefill_norm.h"
@@ -40,6 +41,28 @@ Tensor Ops::embed(const Tensor& embedding) {
   return x;
 }
 
+// Weights of equal shapes take turns in one temporary, that of all layers' experts too.
+Tensor Ops::expanded(const Tensor& weight) {
+  if (!without(Technique::dequantise_in_product)) return weight;
+  PackSpec form = *weight.form;
+  std::vector<uint32_t> shape{form.experts};
+  uint32_t n = 0;
+  bool packed = false;
+  for (Segment& s : form.segments) {
+    packed |= s.bits != 16;
+    s.bits = 16;
+    n += s.rows;
+    shape.insert(shape.end(), {s.rows, s.cols});
+  }
+  if (!packed) return weight;
+  Tensor& out = expanded_[shape];
+  if (!out) out = rec_.temporary(std::make_shared<const PackSpec>(std::move(form)));
+  rec_.dispatch<ExpandWeight>({.weight = weight, .out = out},
+                              {.EXPERTS = shape.front(), .N = n, .K = shape.back()},
+                              [](auto& p, const Step&) { p.passes = 1; });
+  return out;
+}
+
 Tensor Ops::normed(const Tensor& x, const Tensor& gamma) {
   Tensor y = act({rows(), c_.hidden_size});
   rec_.dispatch<PrefillNorm>({.x = x, .gamma = gamma, .y = y},
@@ -51,7 +74,7 @@ Tensor Ops::normed(const Tensor& x, const Tensor& gamma) {
 void Ops::project_add(const Heads& heads, const Tensor& weight, const Tensor& x) {
   const uint32_t k = static_cast<uint32_t>(heads.u.shape.count() / rows());
   if (prefill()) {
-    rec_.dispatch<PrefillProjectAdd>({.u = heads.u, .weight = weight, .x = x},
+    rec_.dispatch<PrefillProjectAdd>({.u = heads.u, .weight = expanded(weight), .x = x},
                                      {.K = k, .N = c_.hidden_size},
                                      [](auto& p, const Step& s) { p.rows = s.rows; });
     return;
@@ -71,7 +94,7 @@ void Ops::project_add(const Heads& heads, const Tensor& weight, const Tensor& x)
 void Ops::head(const Tensor& x, const Tensor& norm, const Tensor& weight) {
   if (kind() == PlanKind::prefill) return;
   if (kind() == PlanKind::score) {
-    rec_.dispatch<PrefillHead>({.y = normed(x, norm), .weight = weight, .logits = logits()},
+    rec_.dispatch<PrefillHead>({.y = normed(x, norm), .weight = expanded(weight), .logits = logits()},
                                {.D = c_.hidden_size, .V = c_.vocab_size},
                                [](auto& p, const Step& s) { p.rows = s.rows; });
     return;

@@ -35,10 +35,12 @@ void Decoder::commit() {
   const Plan& plan = s_.engine_->plan(s_.decode_plan(kind, position, penalties_));
   if (i && by_host()) reinterpret_cast<uint32_t*>(s_.slots_->data)[step.first_token] = last_;
   s_.bind(*s_.slots_, *s_.logits_);
-  auto commands = s_.engine_->device().command_buffer();
-  plan.replay(*commands, s_.bindings_, step);
-  commands->commit();
-  flights_.push_back({i, std::move(commands)});
+  try {
+    flights_.push_back({i, plan.replay(s_.engine_->device(), s_.bindings_, step)});
+  } catch (...) {
+    s_.poisoned_ = true;
+    throw;
+  }
   if (i) {
     s_.parity_ ^= 1;
     s_.has_logits_ = false;

@@ -68,6 +68,22 @@ MemoryNeed needed(Device& device, const Qwen36& model, size_t weight_bytes,
 
 }  // namespace
 
+const char* plan_name(PlanKind kind) {
+  constexpr const char* names[] = {"prefill", "prompt", "score", "step", "pick", "next_greedy",
+                                   "next_drawn"};
+  return names[static_cast<size_t>(kind)];
+}
+
+Step step_at(const Tuning& tuning, uint32_t position, uint32_t rows) {
+  const uint32_t keys = position + 1;
+  Step step;
+  step.rows = rows;
+  step.position = position;
+  step.block = keys <= tuning.single_block ? tuning.single_block : tuning.block(keys);
+  step.blocks = (keys + step.block - 1) / step.block;
+  return step;
+}
+
 uint64_t MemoryNeed::largest_context() const {
   const size_t fixed = weight_bytes + session_bytes + scratch_bytes;
   if (fixed >= available_bytes) return 0;

@@ -18,6 +18,11 @@ struct EngineOptions {
   Ablation ablation = {};     // techniques to leave out of the plans
 };
 
+const char* plan_name(PlanKind);
+
+// The numbers of a pass over `rows` tokens after `position` others, but for what a session adds.
+Step step_at(const Tuning&, uint32_t position, uint32_t rows);
+
 // What a model takes, known before anything is read or allocated.
 struct MemoryNeed {
   size_t weight_bytes = 0;

@@ -82,14 +82,8 @@ void Session::check_room(size_t n) const {
 // ---------------------------------------------------------------------------------------------
 
 Step Session::step_at(uint32_t position, uint32_t rows) const {
-  const Tuning& tuning = engine_->device().tuning();
-  const uint32_t keys = position + 1;
-  Step step;
-  step.rows = rows;
-  step.position = position;
+  Step step = lily::step_at(engine_->device().tuning(), position, rows);
   step.capacity = kv_.capacity();
-  step.block = keys <= tuning.single_block ? tuning.single_block : tuning.block(keys);
-  step.blocks = (keys + step.block - 1) / step.block;
   return step;
 }
 
@@ -131,10 +125,7 @@ void Session::bind(Buffer& tokens, Buffer& logits) {
 
 void Session::run(const Plan& plan, const Step& step) {
   try {
-    auto commands = engine_->device().command_buffer();
-    plan.replay(*commands, bindings_, step);
-    commands->commit();
-    commands->wait();
+    plan.replay(engine_->device(), bindings_, step)->wait();
   } catch (...) {
     poisoned_ = true;
     throw;

@@ -24,10 +24,20 @@ from cross.objc_header import Header, Method  # noqa: E402
 OBJC_H = ROOT / "src/device/metal/objc.h"
 
 # Methods that metal-cpp does not have, and how we know them.
+_SIGNATURE = "metal-cpp never asks for types; Foundation's NSMethodSignature.h documents "
 NOT_IN_METAL_CPP = {
     "+[NSString stringWithUTF8String:] object NSString(const char*)": (
         "metal-cpp makes strings with stringWithCString:encoding:; Foundation documents this one as"
         " + (instancetype)stringWithUTF8String:(const char *)nullTerminatedCString"
+    ),
+    "-[NSMethodSignature numberOfArguments] uint64()": (
+        _SIGNATURE + "@property (readonly) NSUInteger numberOfArguments"
+    ),
+    "-[NSMethodSignature getArgumentTypeAtIndex:] const char*(uint64)": (
+        _SIGNATURE + "- (const char *)getArgumentTypeAtIndex:(NSUInteger)idx"
+    ),
+    "-[NSMethodSignature methodReturnType] const char*()": (
+        _SIGNATURE + "@property (readonly) const char *methodReturnType"
     ),
 }
 
@@ -46,7 +56,7 @@ def differences(header: Header, apple: MetalCpp) -> list[str]:
     wrong = [
         f"{owner}: metal-cpp has no such class or protocol"
         for owner in header.classes
-        if owner != "NSObject" and owner not in apple.classes | apple.protocols
+        if owner not in {"NSObject", "NSMethodSignature"} | apple.classes | apple.protocols
     ]
     for method in header.methods:
         wrong += _method(method, apple)

@@ -21,6 +21,7 @@ from harness import (
     metal_missing,
     normals,
     random_weight,
+    round_bf16,
     rounded,
 )
 from metal_cases import Case, dispatch
@@ -153,6 +154,31 @@ def test_combine_in_order(precision: str, isa: str) -> None:
         precision,
     )
     check(case, isa)
+
+
+@pytest.mark.parametrize("isa", DEVICES)
+@pytest.mark.parametrize(
+    ("bits", "experts"), [([4], 3), ([8, 4, 16, 8], 1), ([4, 8], 2)], ids=["4", "mixed", "experts"]
+)
+def test_expand_weight(isa: str, bits: Any, experts: int) -> None:
+    rng = np.random.default_rng(6)
+    shapes = [(rows, 192) for rows in (70, 3, 16, 5)[: len(bits)]]
+    weight = random_weight(rng, shapes, bits, experts)
+    out = random_weight(rng, shapes, 16, experts)  # holds other numbers
+    n = sum(rows for rows, _ in shapes)
+    case = Case(
+        "expand_weight",
+        {"EXPERTS": experts, "N": n, "K": 192},
+        {"passes": 1},
+        {"weight": weight, "out": out},
+    )
+    check(case, isa, ("in_turn",))
+    for segment, matrix in enumerate(weight.matrices):
+        for expert in range(experts):
+            found = out.on(isa).unpack(expert, segment)
+            expected = matrix.reshape(experts, *shapes[segment])[expert]
+            # A scale times a code is exact, so there are two roundings however it is done.
+            assert np.array_equal(found, round_bf16(expected))
 
 
 on_metal = pytest.mark.skipif(metal_missing() is not None, reason=str(metal_missing()))

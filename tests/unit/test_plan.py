@@ -65,6 +65,10 @@ ABLATED = {
     "token_handover": (253, 253, PROMPT, PROMPT - 30),  # embeds what the host hands over
     "concurrent_dispatch": (252, 252, PROMPT, PROMPT),
     "chunked_prompts": (252, 252, PROMPT, PROMPT - 30),
+    # Ahead of each product, an expansion: 2 of a mixing layer, 4 of an expert layer.
+    "dequantise_in_product": (252, 252, PROMPT + 40 * 6, PROMPT - 30),
+    # The host chooses and groups instead of a dispatch each.
+    "gpu_routing": (252, 252 + 40, PROMPT - 80, PROMPT - 30),
     "row_parallel": (252, 252, PROMPT, PROMPT - 30),
     "register_scan": (252, 252, PROMPT, PROMPT - 30),
     # Of each expert layer: the choice, gate beside up, and their product instead of one dispatch.

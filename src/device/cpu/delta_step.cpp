@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "device/cpu/kernels.h"
 #include "device/cpu/vec.h"
@@ -91,9 +92,12 @@ void value_head(const Args<ACT>& a, uint32_t h, const float* q, const float* k) 
     std::copy_n(o, DV, a.o + size_t{h} * DV);
     return;
   }
+  // Several parts are another device's choice, and may be shorter than a vector.
   const uint32_t part = DV / a.c.PARTIALS;
-  for (uint32_t i = 0; i < a.c.PARTIALS; ++i)
-    a.squares[h * a.c.PARTIALS + i] = sum_squares(o + i * part, part);
+  float* squares = a.squares + size_t{h} * a.c.PARTIALS;
+  if (a.c.PARTIALS == 1) squares[0] = sum_squares(o, DV);
+  for (uint32_t i = 0; a.c.PARTIALS > 1 && i < a.c.PARTIALS; ++i)
+    squares[i] = std::inner_product(o + i * part, o + (i + 1) * part, o + i * part, 0.0f);
   for (uint32_t i = 0; i < DV; i += lanes)
     store(a.u + h * DV + i, load(o + i) * load(a.gamma + i) * silu(load(a.z + h * DV + i)));
 }

@@ -10,7 +10,7 @@
   K(prefill_delta_scan) K(prefill_gated_norm) K(prefill_project_add)                         \
   K(prefill_attend_project) K(prefill_attend_prep) K(prefill_attend) K(prefill_route)        \
   K(prefill_topk) K(prefill_scatter) K(prefill_experts_up) K(prefill_experts_down)           \
-  K(prefill_combine) K(prefill_head)
+  K(prefill_combine) K(prefill_head) K(expand_weight)
 // clang-format on
 
 namespace lily::cpu::LILY_ISA {

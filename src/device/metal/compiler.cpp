@@ -1,6 +1,7 @@
 #include "device/metal/compiler.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 
 #include "base/error.h"
@@ -81,6 +82,7 @@ std::string Compiler::fallback() {
 
 void Compiler::build(MetalKernel& kernel) {
   const std::string name(kernel.contract.name);
+  const auto begin = std::chrono::steady_clock::now();
   if (kernel.tensors) {
     try {
       const std::vector<std::byte> any_params(kernel.contract.params_bytes);
@@ -98,6 +100,7 @@ void Compiler::build(MetalKernel& kernel) {
   if (!kernel.tensors)
     kernel.pipeline = build_pipeline(device_, name, kernel.source, MTLLanguageVersion3_1, 0);
   kernel.max_threads = static_cast<uint32_t>(kernel.pipeline->maxTotalThreadsPerThreadgroup());
+  kernel.compile_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   kernel.source.clear();
 }
 

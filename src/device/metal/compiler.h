@@ -24,6 +24,7 @@ struct MetalKernel final : Kernel {
         tensors(tensors) {}
 
   void ready() const override;
+  KernelFacts facts() const override { return {max_threads, compile_s}; }
   Launch launch(std::span<const std::byte> params) const {
     return grid.launch(constants.data(), params.data());
   }
@@ -37,6 +38,7 @@ struct MetalKernel final : Kernel {
   bool tensors;  // built on tensor operations; before, whether that is to be tried
   Ref<MTLComputePipelineState> pipeline;
   uint32_t max_threads = 0;
+  double compile_s = 0;
 
  private:
   friend class Compiler;

@@ -34,6 +34,7 @@ class MetalDevice final : public Device {
   const Kernel* kernel(const Contract&, std::span<const std::byte> constants, Precision,
                        std::span<const PackSpec* const> weights) override;
   std::unique_ptr<CommandBuffer> command_buffer() override;
+  std::vector<Finding> findings() override;
 
   const Tier& tier() const { return tier_; }
 
@@ -64,7 +65,7 @@ class MetalDevice final : public Device {
   Compiler compiler_;  // last: its threads use the device
 };
 
-// Runs a small kernel and compares its numbers with known ones. Throws DeviceError.
+// Runs a few small kernels and compares their numbers with known ones. Throws DeviceError.
 void self_check(MetalDevice&);
 
 }  // namespace lily::metal

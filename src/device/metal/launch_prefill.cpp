@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "device/metal/launch.h"
+#include "metal/expand_weight.h"
 #include "metal/grids.h"
 #include "metal/prefill_attend.h"
 #include "metal/prefill_attend_prep.h"
@@ -136,6 +137,11 @@ Launch experts_down(const PrefillExpertsDown::Constants& c, const PrefillExperts
   return launch;
 }
 
+// Sixteen columns for each thread × experts.
+Launch expand_weight(const ExpandWeight::Constants& c, const ExpandWeight::Params&) {
+  return {{ceil_div(c.N * (c.K / 16), EXPAND_WEIGHT_THREADS), c.EXPERTS, 1}, EXPAND_WEIGHT_THREADS};
+}
+
 constexpr LaunchEntry launches[] = {
     {"prefill_norm", &typed<PrefillNorm, norm>},
     {"prefill_delta_project", &typed<PrefillDeltaProject, delta_project>},
@@ -154,6 +160,7 @@ constexpr LaunchEntry launches[] = {
     {"prefill_experts_down", &typed<PrefillExpertsDown, experts_down>},
     {"prefill_combine", &typed<PrefillCombine, combine>},
     {"prefill_head", &typed<PrefillHead, head>},
+    {"expand_weight", &typed<ExpandWeight, expand_weight>},
 };
 
 }  // namespace

@@ -106,8 +106,11 @@ struct Method {
 #define NSObject_METHODS(METHOD, CLASS_METHOD)                                      \
   METHOD(retain, "retain", NSObject*())                                             \
   METHOD(release, "release", void())                                                \
-  METHOD(respondsToSelector, "respondsToSelector:", bool(void*))
+  METHOD(respondsToSelector, "respondsToSelector:", bool(void*))                    \
+  METHOD(methodSignatureForSelector, "methodSignatureForSelector:",                 \
+         NSMethodSignature*(void*))
 
+struct NSMethodSignature;
 struct NSObject {
   static constexpr const char* class_name = "NSObject";
   NSObject_METHODS(LILY_OBJC_METHOD, LILY_OBJC_CLASS_METHOD)
@@ -118,10 +121,20 @@ struct NSObject {
   bool responds(const char* selector) const {
     return respondsToSelector(sel_registerName(selector));
   }
+  NSMethodSignature* signature(const char* selector) const {
+    return methodSignatureForSelector(sel_registerName(selector));
+  }
 
  protected:
   NSObject() = default;
 };
+
+// The types of a method, as the running system states them.
+#define NSMethodSignature_METHODS(METHOD, CLASS_METHOD)                             \
+  METHOD(numberOfArguments, "numberOfArguments", NSUInteger())                      \
+  METHOD(getArgumentTypeAtIndex, "getArgumentTypeAtIndex:", const char*(NSUInteger)) \
+  METHOD(methodReturnType, "methodReturnType", const char*())
+LILY_OBJC_CLASS(NSMethodSignature)
 
 #define NSString_METHODS(METHOD, CLASS_METHOD)                                      \
   CLASS_METHOD(stringWithUTF8String, "stringWithUTF8String:", NSString*(const char*)) \
@@ -228,6 +241,7 @@ LILY_OBJC_CLASS(MTLArchitecture)
 #define MTLDevice_METHODS(METHOD, CLASS_METHOD)                                     \
   METHOD(name, "name", NSString*())                                                 \
   METHOD(architecture, "architecture", MTLArchitecture*())                          \
+  METHOD(hasUnifiedMemory, "hasUnifiedMemory", bool())                              \
   METHOD(supportsFamily, "supportsFamily:", bool(NSInteger))                        \
   METHOD(recommendedMaxWorkingSetSize, "recommendedMaxWorkingSetSize", NSUInteger()) \
   METHOD(maxBufferLength, "maxBufferLength", NSUInteger())                          \
@@ -247,10 +261,11 @@ LILY_OBJC_CLASS(MTLArchitecture)
          MTLResidencySet*(MTLResidencySetDescriptor*, NSError**)) /* macOS 15 */
 LILY_OBJC_CLASS(MTLDevice)
 
-// All of the above, for tests.
+// All of the above, for tests and for `lily doctor`.
 inline std::vector<objc::Method> all_methods() {
   std::vector<objc::Method> list;
   NSObject::add_methods(list);
+  NSMethodSignature::add_methods(list);
   NSString::add_methods(list);
   NSError::add_methods(list);
   NSProcessInfo::add_methods(list);
@@ -285,7 +300,10 @@ constexpr NSInteger MTLCommandBufferErrorAccessRevoked = 4;
 constexpr NSInteger MTLCommandBufferErrorOutOfMemory = 8;
 constexpr NSInteger MTLCommandBufferErrorDeviceRemoved = 11;
 constexpr NSInteger MTLGPUFamilyApple7 = 1007;
+constexpr NSInteger MTLGPUFamilyApple8 = 1008;
 constexpr NSInteger MTLGPUFamilyApple9 = 1009;
+constexpr NSInteger MTLGPUFamilyApple10 = 1010;
+constexpr NSInteger MTLGPUFamilyMetal3 = 5001;
 constexpr NSInteger MTLGPUFamilyMetal4 = 5002;
 
 // Owns one reference.
@@ -328,6 +346,11 @@ class Pool {
  private:
   void* pool_;
 };
+
+// A class is an object as well; null if the system has no such class.
+inline const NSObject* class_named(const char* name) {
+  return static_cast<const NSObject*>(objc_getClass(name));
+}
 
 inline NSString* string(const std::string& text) {
   return NSString::stringWithUTF8String(text.c_str());

@@ -61,6 +61,7 @@ bool set(Settings& s, const std::string& name, const char* given) {
     return true;
   }
   if (name == "chip") return s.chip = std::atoi(value(nullptr, "3").c_str()), true;
+  if (name == "wrong_types") return s.wrong_types = given ? find_selector(given) : nullptr, true;
   if (name == "fail_command_buffer") {
     const std::string text = value(nullptr, "0");
     const size_t colon = text.find(':');
@@ -79,6 +80,7 @@ bool set(Settings& s, const std::string& name, const char* given) {
 
 Settings::Settings() {
   for (const char* name : {"mode", "order", "seed", "memory", "width", "max_threads", "system", "chip",
+                           "wrong_types",
                            "fail_command_buffer", "fail_allocation", "fail_library",
                            "fail_pipeline"})
     set(*this, name, nullptr);

@@ -24,6 +24,7 @@ extern "C" {
 //   chip       1 … 5: M1 … M5
 //   memory     bytes of recommendedMaxWorkingSetSize
 //   width, max_threads      what pipelines say
+//   wrong_types      a selector whose types methodSignatureForSelector: tells wrong
 //   fail_allocation, fail_library, fail_pipeline    n: the nth from now fails; 0: none
 //   fail_command_buffer     n or n:code, an MTLCommandBufferError
 FAKE_METAL_API int fake_metal_set(const char* name, const char* value);

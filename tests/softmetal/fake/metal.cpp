@@ -325,6 +325,7 @@ struct Methods {
       if (f < 5000) return f <= 1006 + chip - (chip > 3);
       return f == 5001 || (f == 5002 && system_version() >= 26);
     });
+    add("MTLDevice", "hasUnifiedMemory", +[](Device*, Sel) -> bool { return true; });
     add("MTLDevice", "recommendedMaxWorkingSetSize",
         +[](Device*, Sel) -> uint64_t { return settings().memory; });
     add("MTLDevice", "maxBufferLength",

@@ -1,5 +1,7 @@
 #include "runtime.h"
 
+#include "settings.h"
+
 #include <deque>
 #include <mutex>
 #include <unordered_set>
@@ -120,8 +122,40 @@ std::string describe_methods() {
 
 namespace {
 
+// A type of a list of them, from `at` on; which then is behind it.
+std::string next_type(const std::string& types, size_t& at) {
+  const size_t begin = at;
+  while (types[at] == 'r' || types[at] == '^') ++at;
+  if (types[at++] == '{') at = types.find('}', at) + 1;
+  return types.substr(begin, at - begin);
+}
+
+struct MethodSignature final : Object {
+  explicit MethodSignature(const std::string& all) : Object("NSMethodSignature") {
+    for (size_t at = 0; at < all.size();) types.push_back(next_type(all, at));
+  }
+  std::vector<std::string> types;  // the result's first
+};
+
+Object* signature(Object* o, Sel, void* given) {
+  const Sel selector = static_cast<Sel>(given);
+  const Method* method = look_up(o, selector);
+  if (!method) return nullptr;
+  return autorelease(new MethodSignature(
+      selector == settings().wrong_types ? method->types + "d" : method->types));
+}
+
 struct NSObjectMethods {
   NSObjectMethods() {
+    add("NSObject", "methodSignatureForSelector:", &signature);
+    add("NSObject", "methodSignatureForSelector:",
+        +[](Class* c, Sel s, void* given) -> Object* { return signature(c, s, given); });
+    add("NSMethodSignature", "numberOfArguments",
+        +[](MethodSignature* s, Sel) -> uint64_t { return s->types.size() - 1; });
+    add("NSMethodSignature", "getArgumentTypeAtIndex:",
+        +[](MethodSignature* s, Sel, uint64_t i) -> const char* { return s->types.at(i + 1).c_str(); });
+    add("NSMethodSignature", "methodReturnType",
+        +[](MethodSignature* s, Sel) -> const char* { return s->types[0].c_str(); });
     add("NSObject", "retain", +[](Object* o, Sel) -> Object* { return retain(o); });
     add("NSObject", "release", +[](Object* o, Sel) { release(o); });
     add("NSObject", "respondsToSelector:",

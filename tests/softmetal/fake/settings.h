@@ -10,6 +10,8 @@ enum class Mode : uint8_t { plain, detect, stub };
 
 constexpr int mixed_order = 4;  // after those of softmetal
 
+struct Selector;
+
 struct Settings {
   std::atomic<Mode> mode;
   std::atomic<int> order;
@@ -18,6 +20,7 @@ struct Settings {
   std::atomic<int> told_major, told_minor;  // what a process is told of it
   std::atomic<int> chip;  // n of Mn
   std::atomic<uint64_t> memory, width, max_threads;
+  std::atomic<const Selector*> wrong_types;
   // Counted down; the one that reaches 0 fails.
   std::atomic<int64_t> fail_allocation, fail_library, fail_pipeline, fail_command_buffer;
   std::atomic<int64_t> fail_code;
