@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(not SOFTMETAL, reason="only the software Metal fails when told to"),
 ]
 
-SETTINGS = ("mode", "fail_library", "fail_pipeline", "wrong_types", "system")
+SETTINGS = ("mode", "fail_library", "fail_pipeline", "wrong_types", "system", "chip")
 TINY = random_checkpoint.text_config(random_checkpoint.PRESETS["tiny"], tied=False)
 
 
@@ -105,6 +105,26 @@ def test_an_older_system_lacks_nothing_that_is_needed(monkeypatch: pytest.Monkey
     report = stubbed(monkeypatch, system="14")
     assert wrong_facts(report) == ["self-check"]  # stubs
     assert ("residency sets", "no", False) in report.facts
+
+
+def test_the_tier_of_a_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    m1 = stubbed(monkeypatch, chip="1")
+    assert ("tensor operations", "not used: they need macOS 26.2", False) in m1.facts
+    assert ("prefill attention", "tiles in half", False) in m1.facts
+    m5 = stubbed(monkeypatch, chip="5", system="26.2")  # a stub does not multiply
+    assert "tensor operations" in wrong_facts(m5)
+    assert ("prefill attention", "tiles in bf16", False) in m5.facts
+
+
+def test_a_chip_with_tensor_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "PRECISIONS", ("fast",))
+    monkeypatch.setattr(doctor, "RELEASED", TINY)
+    monkeypatch.setattr(doctor, "N_TOKENS", TINY["vocab_size"])
+    for name, value in (("mode", "plain"), ("chip", "5"), ("system", "26.2")):
+        _testing.fake_set(name, value)
+    report = doctor.examine("metal", threads=2)
+    assert report.wrong == []
+    assert ("tensor operations", "used: the probe multiplies correctly", False) in report.facts
 
 
 def test_without_metal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
