@@ -32,6 +32,7 @@ struct MetalKernel final : Kernel {
   const Contract& contract;
   const LaunchEntry& grid;
   std::vector<std::byte> constants;
+  uint32_t act_bytes = 0;  // of an activation
 
   // Written by the compiler, read after ready().
   std::string source;

@@ -54,13 +54,20 @@ class MetalBuffer final : public Buffer {
   std::shared_ptr<Residency> residency_;
 };
 
-// One long stage list is one command buffer: the message can only tell where it begins and ends.
-std::string failure(const Work& work, NSError* error) {
-  std::string place = work.first_place;
-  if (work.last_place != work.first_place) place += " to " + work.last_place;
-  std::string message = "metal: command buffer of " + std::to_string(work.dispatches) +
-                        (work.dispatches == 1 ? " dispatch (" : " dispatches (") + place +
-                        ") failed: " + text(error);
+// A part is many stages: the message can only tell where it begins and ends.
+std::string failure(const Work& work, const Work::Part& part, NSError* error) {
+  uint32_t dispatches = 0;
+  std::string first, last;  // "layer.0/delta: delta_project"
+  for (size_t s = part.first; s < part.last; ++s) {
+    const Work::Step& step = work.steps[s];
+    if (!step.kernel) continue;
+    last = step.stage.empty() ? "" : std::string(step.stage) + ": ";
+    last += step.kernel->contract.name;
+    if (dispatches++ == 0) first = last;
+  }
+  std::string message = "metal: command buffer of " + std::to_string(dispatches) +
+                        (dispatches == 1 ? " dispatch (" : " dispatches (") + first +
+                        (last == first ? "" : " to " + last) + ") failed: " + text(error);
   if (error && error->code() == MTLCommandBufferErrorOutOfMemory)
     message += "\nhint: open the session with a smaller context";
   return message;
@@ -143,6 +150,7 @@ const Kernel* MetalDevice::kernel(const Contract& contract, std::span<const std:
     const bool tensors = tier_.tensors && precision == Precision::fast &&
                          text.find("LILY_TENSOR") != std::string::npos;
     kernel = std::make_shared<MetalKernel>(contract, *grid, constants, head + text, tensors);
+    kernel->act_bytes = precision == Precision::float32 ? 4 : 2;
     compiler_.compile(kernel);
   }
   return kernel.get();
@@ -157,32 +165,40 @@ void MetalDevice::submit(Work& work) {
   if (lost_)
     throw DeviceError("metal: the system has stopped serving this process after a GPU failure\n"
                       "hint: restart the process");
-  Pool pool;
-  auto commands = Ref<MTLCommandBuffer>::sharing(queue_->commandBufferWithUnretainedReferences());
-  MTLComputeCommandEncoder* encoder =
-      commands ? commands->computeCommandEncoderWithDispatchType(MTLDispatchTypeConcurrent) : nullptr;
-  if (!encoder) throw DeviceError("metal: no command buffer");
-  if (fence_updated_) encoder->waitForFence(fence_.get());
-  encode(encoder, work, *unbound_);
-  encoder->updateFence(fence_.get());
-  encoder->endEncoding();
-  commands->commit();
-  fence_updated_ = true;
-  work.commands = std::move(commands);
+  for (size_t first = 0; first < work.steps.size() || work.parts.empty();) {
+    const size_t last = first < work.steps.size() ? end_of_part(work, first, budget) : first;
+    Pool pool;
+    auto commands = Ref<MTLCommandBuffer>::sharing(queue_->commandBufferWithUnretainedReferences());
+    MTLComputeCommandEncoder* encoder =
+        commands ? commands->computeCommandEncoderWithDispatchType(MTLDispatchTypeConcurrent)
+                 : nullptr;
+    if (!encoder) throw DeviceError("metal: no command buffer");
+    work.parts.push_back({first, last, std::move(commands)});
+    if (fence_updated_) encoder->waitForFence(fence_.get());
+    encode(encoder, work, work.parts.back(), *unbound_);
+    encoder->updateFence(fence_.get());
+    encoder->endEncoding();
+    work.parts.back().commands->commit();
+    fence_updated_ = true;
+    first = last;
+  }
   residency_->used();
 }
 
+// What comes behind a part that failed has run as well, on whatever the part left.
 void MetalDevice::finish(Work& work) {
   if (work.finished) return;
   Pool pool;
-  work.commands->waitUntilCompleted();
-  if (work.commands->status() == MTLCommandBufferStatusCompleted) {
-    work.timing = {work.commands->GPUStartTime(), work.commands->GPUEndTime()};
-  } else {
-    NSError* error = work.commands->error();
-    work.error = failure(work, error);
+  for (Work::Part& part : work.parts) {
+    part.commands->waitUntilCompleted();
+    const bool good = part.commands->status() == MTLCommandBufferStatusCompleted;
+    NSError* error = good ? nullptr : part.commands->error();
+    if (!good && work.error.empty()) work.error = failure(work, part, error);
     if (is_lost(error)) lost_ = true;
   }
+  if (!work.parts.empty())
+    work.timing = {work.parts.front().commands->GPUStartTime(),
+                   work.parts.back().commands->GPUEndTime()};
   work.finished = true;
 }
 

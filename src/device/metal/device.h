@@ -8,6 +8,7 @@
 
 #include "device/device.h"
 #include "device/metal/compiler.h"
+#include "device/metal/costs.h"
 #include "device/metal/objc.h"
 #include "device/metal/residency.h"
 #include "device/metal/tier.h"
@@ -37,6 +38,7 @@ class MetalDevice final : public Device {
   std::vector<Finding> findings() override;
 
   const Tier& tier() const { return tier_; }
+  Budget budget;  // of what is committed at once; tests make it small
 
   // Encodes and commits. Throws DeviceError if the device is lost.
   void submit(Work&);

@@ -24,6 +24,8 @@ pytestmark = [
 SETTINGS = ("mode", "fail_library", "fail_pipeline", "wrong_types", "system", "chip")
 TINY = random_checkpoint.text_config(random_checkpoint.PRESETS["tiny"], tied=False)
 
+COMPARED = set(CONTRACTS) - {"expand_weight"}  # writes a weight in the device's own form
+
 
 @pytest.fixture(autouse=True)
 def settings() -> Iterator[None]:
@@ -63,7 +65,7 @@ def test_all_is_well(
     assert page.endswith("\nok\n")
     assert "GPU architecture" in page and "self-check          passed" in page
     report: dict[str, Any] = json.loads(told.read_text())
-    assert {k["kernel"] for k in report["kernels"]} == set(CONTRACTS)
+    assert {k["kernel"] for k in report["kernels"]} == COMPARED
     assert {k["kernel"] for k in report["pipelines"]} == set(CONTRACTS)
     assert all(k["difference"] <= 1e-5 and k["max_threads"] >= 32 for k in report["kernels"])
     assert report["wrong"] == []
@@ -73,7 +75,7 @@ def test_wrong_numbers_of_one_kernel_do_not_hide_others(monkeypatch: pytest.Monk
     report = stubbed(monkeypatch)
     assert wrong_facts(report) == ["self-check"]
     found = {k.kernel: k for k in report.kernels}
-    assert set(found) == set(CONTRACTS)
+    assert set(found) == COMPARED
     assert all(k.error for k in found.values())  # no kernel may write zeros and pass
     assert "differs by" in found["prefill_attend"].error
     assert not any(k.error for k in report.pipelines)
@@ -91,7 +93,7 @@ def test_a_kernel_that_does_not_compile_is_named(
     (failed,) = [k for k in report.pipelines if k.error]
     assert f"metal: kernel {failed.kernel}: " in failed.error and "made to fail" in failed.error
     assert len(report.pipelines) > len(CONTRACTS)
-    assert {k.kernel for k in report.kernels} == set(CONTRACTS)
+    assert {k.kernel for k in report.kernels} == COMPARED
     assert f"wrong: {failed.kernel} (" in report.page()
 
 

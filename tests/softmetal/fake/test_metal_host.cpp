@@ -284,6 +284,41 @@ TEST(metal_says_where_a_command_buffer_failed) {
                             "\nhint: open the session with a smaller context"));
 }
 
+// A pass that computes much becomes several of Metal's command buffers, and attention over many keys
+// several dispatches; each failure names its own part of the pass.
+TEST(metal_cuts_long_passes) {
+  const Stubs stubs;
+  const auto device = std::make_shared<metal::MetalDevice>();
+  const auto engine = load(device);
+  Session s(engine, 400);
+  auto counted = [&](const char* what, auto&& work) {
+    const uint64_t before = fake_metal_number(what);
+    work();
+    return fake_metal_number(what) - before;
+  };
+  auto pass = [&] {
+    s.reset();
+    s.prefill(prompt(16), nullptr);
+  };
+  CHECK(counted("command_buffers", pass) == 1);
+  const uint64_t dispatches = counted("dispatches", pass);
+  device->budget = {.flops = 1, .attention_flops = 1, .attention_rows = 5};
+  CHECK(counted("dispatches", pass) == dispatches + 3);  // 16 rows of the one attention layer
+  const uint64_t parts = counted("command_buffers", pass);
+  CHECK(parts > 20 && parts < dispatches);
+  CHECK(counted("command_buffers", [&] { s.decode(3); }) == 1);
+  check_silent();
+
+  s.reset();
+  fake_metal_set("fail_command_buffer", "2:2");
+  CHECK(throws<DeviceError>([&] { s.prefill(prompt(16), nullptr); },
+                            "of 3 dispatches (layer.0/delta: prefill_delta_prep to "));
+  CHECK(throws<DeviceError>([&] { s.decode(3); }, "state was lost"));
+  fake_metal_set("fail_command_buffer", nullptr);
+  pass();
+  check_silent();
+}
+
 TEST(metal_says_when_the_process_has_to_go) {
   const Stubs stubs;
   for (const char* code : {"1:4", "1:11"}) {
