@@ -11,13 +11,13 @@ namespace lily {
 namespace {
 
 Plan record(Device& device, const Qwen36& model, const EngineOptions& engine, PlanOptions options,
-            bool allocate) {
+            bool allocate, std::shared_ptr<Buffer>* shared = nullptr) {
   options.ablation = engine.ablation;
   Recorder recorder(device, engine.precision);
   if (options.ablation.without(Technique::concurrent_dispatch)) recorder.serial();
   Ops ops(recorder, device.tuning(), model.config(), options);
   model.forward(ops);
-  return recorder.finish(allocate);
+  return recorder.finish(allocate, shared);
 }
 
 EngineOptions completed(EngineOptions options, const Device& device) {
@@ -155,8 +155,10 @@ const Plan& Engine::plan(PlanOptions options) {
   const auto key = std::tuple(options.kind, options.single_block, options.penalties,
                               options.max_rows, options.tile_rows);
   auto found = plans_.find(key);
+  // Those of prefill are large, and one for each size of tiles.
+  std::shared_ptr<Buffer>* shared = is_prefill(options.kind) ? &prefill_temporaries_ : nullptr;
   if (found == plans_.end())
-    found = plans_.emplace(key, record(*device_, model_, options_, options, true)).first;
+    found = plans_.emplace(key, record(*device_, model_, options_, options, true, shared)).first;
   return found->second;
 }
 
