@@ -4,6 +4,7 @@
 // that share a part of the weight are neighbours.
 #include "prefill_attend_project.h"
 
+#define LILY_TENSOR_TYPE half  // y is normed
 #include "dense_sinks.h"
 
 LILY_PACKED(PrefillAttendProject, weight)

@@ -4,6 +4,7 @@
 // projections: those that share a part of the weight are neighbours.
 #include "prefill_delta_project.h"
 
+#define LILY_TENSOR_TYPE half  // y is normed
 #include "tile_product.h"
 
 LILY_PACKED(PrefillDeltaProject, weight)

@@ -7,6 +7,7 @@
 // gathered while they are brought in.
 #include "prefill_experts_up.h"
 
+#define LILY_TENSOR_TYPE half  // y is normed
 #include "activations.h"
 #include "grouped_tiles.h"
 #include "tile_product.h"

@@ -4,6 +4,7 @@
 // weight are neighbours.
 #include "prefill_head.h"
 
+#define LILY_TENSOR_TYPE half  // y is normed
 #include "dense_sinks.h"
 
 LILY_PACKED(PrefillHead, weight)

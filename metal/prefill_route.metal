@@ -4,6 +4,7 @@
 // first the logits, then the shared expert, whose tiles hold 32 outputs of each projection.
 #include "prefill_route.h"
 
+#define LILY_TENSOR_TYPE half  // y is normed
 #include "activations.h"
 #include "dense_sinks.h"
 

@@ -50,7 +50,7 @@ struct Sums {
 // What one simdgroup of four makes of a tile of ROWS × 64 (see tile_product.h): half of the outputs
 // of every other eight rows. `group` is which of the two shares of rows, `half_` which outputs.
 // Where a tile has few rows, fragments without a row are skipped and the rest is still shared.
-template <uint ROWS, uint STEP, uint STRIDE>
+template <class TA, class TB, uint ROWS, uint STEP, uint STRIDE>
 struct TileSums {
   enum : uint { pieces = ROWS / 16, piece_rows = 8, staged_rows = 8 };
   Sums<pieces, 4> sums;
@@ -60,7 +60,6 @@ struct TileSums {
   METAL_FUNC void clear() thread { sums.fill(0.0f); }
 
   // += rows · weightsᵀ over STEP columns. Rows are there up to a multiple of staged_rows.
-  template <class TA, class TB>
   METAL_FUNC void add(threadgroup TA* rows, threadgroup TB* weights, uint group, uint half_,
                       uint n_rows) thread {
     const uint active = ((n_rows + 7) / 8 + 1 - group) / 2;

@@ -10,13 +10,14 @@
 // a weight less often. The bits of a result are the same: K is summed in the same order.
 // A step is half a group of the weight, so a thread needs one scale and one bias for its 16 codes.
 //
-// For tile_mma.h rows are staged as float and weights, in the fast build, as half. Products of mixed operands sum
-// in float32. Weights in bf16 (8 bits) would cost accuracy that can be measured in a model's
-// perplexity; half (11 bits) is at least 8 times as precise, at half the traffic of float. Rows
-// stay float, because activations may exceed half's range; from bf16 they are exact. Scaling sums
-// of exact codes per group would take a product with a diagonal matrix for every eight others.
-// tile_tensor.h gets both as bf16, the type that the unit takes with the range of activations: there
-// a sum is off by about 1e-3 of its terms, taken at random.
+// For tile_mma.h rows are staged as float and weights, in the fast build, as half. Products of mixed
+// operands sum in float32. Weights in bf16 (8 bits) would cost accuracy that can be measured in a
+// model's perplexity; half (11 bits) is at least 8 times as precise, at half the traffic of float.
+// Rows stay float, because activations may exceed half's range; from bf16 they are exact. Scaling
+// sums of exact codes per group would take a product with a diagonal matrix for every eight others.
+// For tile_tensor.h rows and weights have one type, LILY_TENSOR_TYPE: half in kernels whose rows
+// come from a norm, which bounds them by √K · gamma, else bf16. Then a product of K terms is off by
+// 1.5e-3 of √K terms, the rounding of its weights, where half leaves 3e-5 (4 bits) to 2e-4 (8).
 // Strides are padded by 8, so that the rows of a fragment lie in different banks.
 #pragma once
 
@@ -28,8 +29,11 @@
 // The types that rows and weights are staged in.
 #if LILY_TENSOR
 #include "tile_tensor.h"
-#define LILY_TILE_ROW bfloat
-#define LILY_TILE_WEIGHT bfloat
+#ifndef LILY_TENSOR_TYPE
+#define LILY_TENSOR_TYPE bfloat
+#endif
+#define LILY_TILE_ROW LILY_TENSOR_TYPE
+#define LILY_TILE_WEIGHT LILY_TENSOR_TYPE
 #else
 #include "tile_mma.h"
 #define LILY_TILE_ROW float
@@ -49,7 +53,7 @@ static_assert(PREFILL_TILE_OUTPUTS == 64 && PREFILL_TILE_SIMDGROUPS == 4,
 
 template <uint ROWS>
 struct Tile {
-  typedef TileSums<ROWS, LILY_TILE_STEP, LILY_TILE_STRIDE> Sums;
+  typedef TileSums<LILY_TILE_ROW, LILY_TILE_WEIGHT, ROWS, LILY_TILE_STEP, LILY_TILE_STRIDE> Sums;
   enum : uint {
     rows_bytes = ROWS * LILY_TILE_STRIDE * sizeof(LILY_TILE_ROW),
     weights_bytes = PREFILL_TILE_OUTPUTS * LILY_TILE_STRIDE * sizeof(LILY_TILE_WEIGHT),

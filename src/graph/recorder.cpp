@@ -100,7 +100,7 @@ void Recorder::add(Plan::Entry&& entry, std::initializer_list<Moves> moves) {
   entries_.push_back(std::move(entry));
 }
 
-Plan Recorder::finish(bool allocate) {
+Plan Recorder::finish(bool allocate, std::shared_ptr<Buffer>* shared) {
   Hazards hazards;
   std::vector<Lifetime> lives;
   for (size_t bytes : temporaries_) lives.push_back({bytes, UINT32_MAX, 0});
@@ -133,7 +133,15 @@ Plan Recorder::finish(bool allocate) {
       if (e.kernel) e.kernel->ready();
   const Placement placement = place(lives);
   Plan plan;
-  if (allocate && placement.bytes) plan.temporaries_ = device_.allocate(placement.bytes, "temporaries");
+  const bool host = std::any_of(entries_.begin(), entries_.end(),
+                                [](const Plan::Entry& e) { return e.host; });
+  if (allocate && placement.bytes) {
+    if (shared && !host && *shared && (*shared)->bytes >= placement.bytes)
+      plan.temporaries_ = *shared;
+    else
+      plan.temporaries_ = device_.allocate(placement.bytes, "temporaries");
+    if (shared && !host) *shared = plan.temporaries_;
+  }
   for (Plan::Entry& e : entries_)
     for (Tensor& t : e.slots)
       if (t.place == Tensor::Place::temporary) {

@@ -56,8 +56,10 @@ class Recorder {
     add(std::move(e), {});
   }
 
-  // Without memory for its temporaries a plan only tells what it would take.
-  Plan finish(bool allocate = true);
+  // Without memory for its temporaries a plan only tells what it would take. Plans of one device may
+  // share that memory, as their replays follow each other: `shared` is used, and replaced where it is
+  // too small. Not by a plan with steps of the host, as other replays may come between.
+  Plan finish(bool allocate = true, std::shared_ptr<Buffer>* shared = nullptr);
 
  private:
   template <class Op, class Fill>

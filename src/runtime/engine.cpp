@@ -25,7 +25,7 @@ Tuning tuning_of(const Device& device, const EngineOptions& options) {
 }
 
 Plan record(Device& device, const Qwen36& model, const EngineOptions& engine, PlanOptions options,
-            bool allocate) {
+            bool allocate, std::shared_ptr<Buffer>* shared = nullptr) {
   options.ablation = engine.ablation;
   options.kv_int8 = engine.kv_int8;
   Recorder recorder(device, engine.precision);
@@ -33,7 +33,7 @@ Plan record(Device& device, const Qwen36& model, const EngineOptions& engine, Pl
   const Tuning tuning = tuning_of(device, engine);
   Ops ops(recorder, tuning, model.config(), options);
   model.forward(ops);
-  return recorder.finish(allocate);
+  return recorder.finish(allocate, shared);
 }
 
 EngineOptions completed(EngineOptions options, const Device& device) {
@@ -183,8 +183,10 @@ const Plan& Engine::plan(PlanOptions options) {
   const auto key = std::tuple(options.kind, options.single_block, options.penalties,
                               options.max_rows, options.tile_rows);
   auto found = plans_.find(key);
+  // Those of prefill are large, and one for each size of tiles.
+  std::shared_ptr<Buffer>* shared = is_prefill(options.kind) ? &prefill_temporaries_ : nullptr;
   if (found == plans_.end())
-    found = plans_.emplace(key, record(*device_, model_, options_, options, true)).first;
+    found = plans_.emplace(key, record(*device_, model_, options_, options, true, shared)).first;
   return found->second;
 }
 

@@ -78,6 +78,7 @@ class Engine {
   MemoryNeed need_;
   int process_;
   std::mutex mutex_;
+  std::shared_ptr<Buffer> prefill_temporaries_;
   std::map<std::tuple<PlanKind, bool, bool, uint32_t, uint32_t>, Plan> plans_;
 };
 

@@ -41,15 +41,25 @@ def test_no_rows() -> None:
     check(base.project_add(np.zeros((0, 64), np.float32), w, "fast"), isa="metal tensor")
 
 
-def test_long_sums_are_as_good_as_their_weights() -> None:
-    # Weights are rounded to bf16: 2^-9 at most, 1.1e-3 on average, of each term. Everything else is
-    # sums in float32.
+@pytest.mark.parametrize("bits", base.LONG_SUMS)
+def test_long_sums_of_normed_rows_are_those_of_the_base(bits: int) -> None:
+    rng = generator(3)
+    w = random_weight(rng, [(33, 4096)], bits)
+    case = base.head(rounded(normals(rng, 40, 4096), "fast"), w, "fast")
+    got = dispatch(case, "metal plain tensor")["logits"]
+    assert relative_rms(got, case.expected["logits"][0]) < base.LONG_SUMS[bits]
+
+
+def test_long_sums_of_other_rows_round_their_weights() -> None:
+    # To bf16: 2^-9 at most, about 1e-3 on average, of each term. Less than 5e-4 would be another
+    # kernel.
     rng = generator(3)
     w = random_weight(rng, [(33, 4096)], 4)
-    case = base.head(rounded(normals(rng, 40, 4096), "fast"), w, "fast")
-    expected = case.expected["logits"][0]
-    # Less than 5e-4 would be another kernel.
-    assert 5e-4 < relative_rms(dispatch(case, "metal plain tensor")["logits"], expected) < 2e-3
+    case = base.project_add(rounded(normals(rng, 40, 4096), "fast"), w, "fast")
+    expected = case.expected["x"][0] - case.slots["x"]
+    case.slots["x"] = np.zeros_like(case.slots["x"])
+    got = dispatch(case, "metal plain tensor")["x"]
+    assert 5e-4 < relative_rms(got, expected) < 2e-3
 
 
 def test_float32_stays_float32() -> None:

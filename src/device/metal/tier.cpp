@@ -46,7 +46,7 @@ void probe(MTLDevice* device, MTLCommandQueue* queue) {
     return b;
   };
   const auto a = buffer(m * k * sizeof(bf16)), b = buffer(n * k * sizeof(bf16)),
-             out = buffer(m * n * sizeof(float));
+             out = buffer(2 * m * n * sizeof(float));
   bf16* rows = static_cast<bf16*>(a->contents());
   bf16* columns = static_cast<bf16*>(b->contents());
   for (int i = 0; i < m * k; ++i) rows[i] = bf16(static_cast<float>(left(i / k, i % k)));
@@ -68,12 +68,14 @@ void probe(MTLDevice* device, MTLCommandQueue* queue) {
     throw DeviceError(text(commands->error()));
 
   const float* found = static_cast<const float*>(out->contents());
-  for (int i = 0; i < m * n; ++i) {
+  for (int i = 0; i < 2 * m * n; ++i) {
+    const int row = i / n % m, column = i % n;
     int expected = 0;
-    for (int j = 0; j < k; ++j) expected += left(i / n, j) * right(i % n, j);
+    for (int j = 0; j < k; ++j) expected += left(row, j) * right(column, j);
     if (found[i] != static_cast<float>(expected))
-      throw DeviceError("gives " + std::to_string(found[i]) + " at " + std::to_string(i / n) + ", " +
-                        std::to_string(i % n) + ", expected " + std::to_string(expected));
+      throw DeviceError("gives " + std::to_string(found[i]) + " at " + std::to_string(row) + ", " +
+                        std::to_string(column) + (i < m * n ? " in bf16" : " in half") +
+                        ", expected " + std::to_string(expected));
   }
 }
 
@@ -97,6 +99,7 @@ Tier find_tier(MTLDevice* device, MTLCommandQueue* queue) {
   tier.half_tiles = !device->supportsFamily(MTLGPUFamilyApple9);
   tier.tensors_reason = closed(device);
   if (!tier.tensors_reason.empty()) return tier;
+  tier.tensors_tried = true;
   try {
     probe(device, queue);
     tier.tensors = true;

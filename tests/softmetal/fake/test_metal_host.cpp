@@ -429,6 +429,18 @@ TEST(metal_takes_small_tiles_for_few_rows) {
   CHECK(rows(96 * 256, 256) == 64 && rows(16384 * 64, 1) == 64);
 }
 
+TEST(metal_gives_prefill_plans_one_buffer) {
+  const Stubs stubs;
+  const auto engine = load();
+  engine->plan({.kind = PlanKind::prompt});
+  const uint64_t buffers = fake_metal_number("buffers");
+  for (uint32_t rows : {16u, 32u}) engine->plan({.kind = PlanKind::prompt, .tile_rows = rows});
+  engine->plan({.kind = PlanKind::prefill});
+  CHECK(fake_metal_number("buffers") == buffers);
+  engine->plan({.kind = PlanKind::step});
+  CHECK(fake_metal_number("buffers") == buffers + 1);
+}
+
 TEST(metal_encodes_nothing_before_the_commit) {
   const Stubs stubs;
   metal::MetalDevice device;

@@ -68,18 +68,22 @@ namespace softmetal {
 
 // What a lane brings to a product, and where its sums are.
 struct TensorShare {
-  const float *left, *right;  // elements lane, lane + 32, … row by row
+  const float *left, *right;
   float* sums;
+  // The i-th element that a lane brings, row by row: not the one that it is likely to have written
+  // itself, so that a missing barrier is a race.
+  static constexpr int element(int i, int lane) { return 32 * i + (lane + 11) % 32; }
 };
 
 template <class Sums, int M, int N, int K, bool Accumulate>
-SOFTMETAL_UNCHECKED void tensor_product(const softmetal_Bits* in, softmetal_Bits*, unsigned) {
+SOFTMETAL_UNCHECKED void tensor_product(const softmetal_Bits* in, softmetal_Bits*, unsigned active) {
+  if (active != ~0u) return;  // reported
   static thread_local float left[M * K], right[N * K];
   const TensorShare* share[32];
   for (int lane = 0; lane < 32; ++lane) {
     share[lane] = reinterpret_cast<const TensorShare*>(in[lane].lo);
-    for (int i = 0; i < M * K / 32; ++i) left[32 * i + lane] = share[lane]->left[i];
-    for (int i = 0; i < N * K / 32; ++i) right[32 * i + lane] = share[lane]->right[i];
+    for (int i = 0; i < M * K / 32; ++i) left[TensorShare::element(i, lane)] = share[lane]->left[i];
+    for (int i = 0; i < N * K / 32; ++i) right[TensorShare::element(i, lane)] = share[lane]->right[i];
   }
   for (int lane = 0; lane < 32; ++lane)
     for (int i = 0; i < Sums::capacity; ++i) {
@@ -147,8 +151,11 @@ template <ulong Descriptor, class Scope> struct matmul2d {
     static_assert(metal::is_same_v<Sums, metal::softmetal_cooperative_tensor<float, M, N>>,
                   "the sums are not of this operation");
     float l[M * K / 32], r[N * K / 32];
-    for (int i = 0; i < M * K / 32; ++i) l[i] = at(left, 32 * i + int(softmetal_lane()));
-    for (int i = 0; i < N * K / 32; ++i) r[i] = at(right, 32 * i + int(softmetal_lane()));
+    const int lane = int(softmetal_lane());
+    for (int i = 0; i < M * K / 32; ++i)
+      l[i] = at(left, softmetal::TensorShare::element(i, lane));
+    for (int i = 0; i < N * K / 32; ++i)
+      r[i] = at(right, softmetal::TensorShare::element(i, lane));
     const softmetal::TensorShare own = {l, r, sums.softmetal_held};
     softmetal_combine({reinterpret_cast<ulong>(&own), 0},
                       softmetal::tensor_product<Sums, M, N, K, accumulates>, 1);
