@@ -8,10 +8,11 @@
 //   LILY_CONTRACT(Op, kernel_name)
 //
 // Slots are numbered 1…n in order. UPDATE means read and written. A slot's type is float,
-// uint32_t, ACT (activations: bfloat in the fast build, float in the float32 build) or packed
-// (weights, in whatever form the device's pack() gave them). Params hold 4- and 8-byte scalars,
-// constants are uint32_t or float. A constant ROWS is how many rows of a weight a simdgroup makes at
-// a time, 0 as many as the device likes; pairs of gate and up take two. This file is the only place with platform conditions.
+// uint32_t, ACT (activations: bfloat in the fast build, float in the float32 build), cache (rows of
+// keys or values, see attend.h) or packed (weights, in whatever form the device's pack() gave them).
+// Params hold 4- and 8-byte scalars, constants are uint32_t or float. A constant ROWS is how many
+// rows of a weight a simdgroup makes at a time, 0 as many as the device likes; pairs of gate and up
+// take two. This file is the only place with platform conditions.
 #pragma once
 
 #ifdef __METAL_VERSION__
@@ -38,6 +39,7 @@ using namespace lily;
 #define LILY_SLOT_TYPE_float float
 #define LILY_SLOT_TYPE_uint32_t uint
 #define LILY_SLOT_TYPE_ACT ACT
+#define LILY_SLOT_TYPE_cache uchar
 #define LILY_SLOT_TYPE_packed uchar
 #define LILY_CONTRACT(Op, kernel)
 
@@ -52,7 +54,7 @@ using namespace lily;
 namespace lily {
 
 enum class Access : uint8_t { read, write, update };
-enum class SlotType : uint8_t { f32, u32, act, packed };
+enum class SlotType : uint8_t { f32, u32, act, cache, packed };
 
 struct SlotInfo {
   uint32_t number;
@@ -79,11 +81,13 @@ struct Contract {
 
 namespace contract_detail {
 struct ACT;
+struct cache;
 struct packed;
 template <class T> inline constexpr SlotType slot_type = SlotType::packed;
 template <> inline constexpr SlotType slot_type<float> = SlotType::f32;
 template <> inline constexpr SlotType slot_type<uint32_t> = SlotType::u32;
 template <> inline constexpr SlotType slot_type<ACT> = SlotType::act;
+template <> inline constexpr SlotType slot_type<cache> = SlotType::cache;
 
 template <size_t N>
 consteval std::array<SlotInfo, N> numbered(std::array<SlotInfo, N> slots) {
@@ -128,6 +132,7 @@ consteval std::array<SlotInfo, N> numbered(std::array<SlotInfo, N> slots) {
     template <class ACT>                                                                        \
     struct Host {                                                                               \
       using packed = std::byte;                                                                 \
+      using cache = std::byte;                                                                  \
       Op##_SLOTS(LILY_SLOT_CONST, LILY_SLOT_MUTABLE, LILY_SLOT_MUTABLE);                        \
       Constants c;                                                                              \
       Params p;                                                                                 \

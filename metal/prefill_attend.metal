@@ -1,9 +1,9 @@
 // u = softmax(q · keys) · values ⊙ sigmoid(gate), row t over keys 0 … position + t
 //
-// Threadgroups: (KV_HEADS, ceil(T · G / 32)) for the G = HEADS / KV_HEADS query heads that share a
-// key/value head; the last rows, which have the most keys, come first. A threadgroup owns 32 query
-// rows, (token, head) pairs in order, so keys and values are read once for G heads. It passes over
-// the keys 16 at a time, at absolute positions.
+// Threadgroups: (HEADS / G, ceil(T · G / 32)) for the G = HEADS / KV_HEADS query heads that share a
+// key/value head (G = 1 where APART = 1); the last rows, which have the most keys, come first. A
+// threadgroup owns 32 query rows, (token, head) pairs in order, so keys and values are read once for
+// G heads. It passes over the keys 16 at a time, at absolute positions.
 //
 // Simdgroups are 2 × 2: 16 query rows × half of the head's dimensions, so each fragment of keys or
 // values in threadgroup memory is used for two products, and the sums of the output, 64 registers,
@@ -16,11 +16,12 @@
 // NaN goes into the row's sum only, as it would spread through the diagonal's zeros otherwise.
 //
 // The fast build stages queries, keys and values as the bf16 that they are; probabilities are
-// float. With LILY_HALF_TILES, for chips without bf16 arithmetic, they become half: exact up to
-// 65504, where they stop, and to 3e-8 below 6e-5.
+// float. Codes of an int8 cache are staged as they are: a key's scale goes into its scores, a
+// value's into its probabilities. With LILY_HALF_TILES, for chips without bf16 arithmetic, tiles
+// become half: exact up to 65504, where they stop, and to 3e-8 below 6e-5.
 #include "prefill_attend.h"
 
-#include "activations.h"
+#include "cache_rows.h"
 #include "grids.h"
 #include "tile_mma.h"
 
@@ -34,7 +35,9 @@ typedef bfloat Tile;
 
 constant constexpr uint HEADS = PrefillAttend_HEADS, KV_HEADS = PrefillAttend_KV_HEADS;
 constant constexpr uint DH = PrefillAttend_DH, HALF = DH / 2, FRAGMENTS = HALF / 8;
-constant constexpr uint SHARING = HEADS / KV_HEADS;
+constant constexpr uint SHARING = PrefillAttend_APART ? 1 : HEADS / KV_HEADS;
+constant constexpr bool INT8 = PrefillAttend_KV_INT8 != 0;
+typedef CacheRow<INT8>::Type Row;
 constant constexpr uint ROWS = PREFILL_ATTEND_ROWS, KEYS = 16;
 constant constexpr uint TILE_STRIDE = DH + 8, SCORE_STRIDE = KEYS + 4;
 constant constexpr uint THREADS = 32 * PREFILL_ATTEND_SIMDGROUPS;
@@ -51,24 +54,24 @@ METAL_FUNC void stage4(threadgroup half* to, float4 v) {
   put4(to, v);
 }
 
-// Query rows of a key/value head.
+// Query rows of heads that share a key/value head.
 struct Queries {
   uint total;  // T · SHARING
-  uint kv_head;
+  uint group;
   METAL_FUNC uint clamped(uint row) const thread { return min(row, total - 1); }
   METAL_FUNC uint token(uint row) const thread { return clamped(row) / SHARING; }
-  METAL_FUNC uint head(uint row) const thread { return kv_head * SHARING + clamped(row) % SHARING; }
+  METAL_FUNC uint head(uint row) const thread { return group * SHARING + clamped(row) % SHARING; }
   METAL_FUNC ulong at(uint row) const thread {
     return (ulong(token(row)) * HEADS + head(row)) * DH;
   }
 };
 
 // Rows 0 … KEYS - 1 of a cache, of which n are there; the others become 0, whatever memory holds.
-METAL_FUNC void stage_keys(device const ACT* from, uint n, uint index, threadgroup Tile* to) {
+METAL_FUNC void stage_keys(device const Row* from, uint n, uint index, threadgroup Tile* to) {
   LILY_UNROLL for (uint i = 0; i < KEYS * DH / 4 / THREADS; i++) {
     const uint e = 4 * (index + i * THREADS), row = e / DH, d = e % DH;
     const float4 v =
-        row < n ? float4(*(device const vec<ACT, 4>*)(from + row * DH + d)) : float4(0.0f);
+        row < n ? float4(*(device const vec<Row, 4>*)(from + row * DH + d)) : float4(0.0f);
     stage4(to + row * TILE_STRIDE + d, v);
   }
 }
@@ -95,8 +98,12 @@ kernel void prefill_attend(LILY_ARGUMENTS(PrefillAttend),
   const uint soft_row = own_rows + half_ * 8 + lane / 4, soft_key = lane % 4 * 4;  // of the softmax
   const uint newest = p.position + queries.token(first_row + soft_row);
   const uint n_keys = p.position + queries.token(first_row + ROWS - 1) + 1;
-  device const ACT* own_keys = keys + ulong(group.x) * p.capacity * DH;
-  device const ACT* own_values = values + ulong(group.x) * p.capacity * DH;
+  const ulong cache_row = ulong(group.x * SHARING / (HEADS / KV_HEADS)) * p.capacity;
+  const ulong n_codes = ulong(KV_HEADS) * p.capacity * DH;
+  device const Row* own_keys = (device const Row*)keys + cache_row * DH;
+  device const Row* own_values = (device const Row*)values + cache_row * DH;
+  device const float* key_scales = cache_scales((device const Row*)keys, n_codes);
+  device const float* value_scales = cache_scales((device const Row*)values, n_codes);
 
   simdgroup_matrix<Tile, 8, 8> query[2][FRAGMENTS];
   for (uint rows = 0; rows < ROWS; rows += 16) {
@@ -141,7 +148,10 @@ kernel void prefill_attend(LILY_ARGUMENTS(PrefillAttend),
       threadgroup float* at = scores + soft_row * SCORE_STRIDE + soft_key;
       const float4 s = *(threadgroup const float4*)at +
                        *(threadgroup const float4*)(at + ROWS * SCORE_STRIDE);
-      const float4 log2s = s * M_LOG2E_F;
+      float4 log2s = s * M_LOG2E_F;
+      if (INT8)
+        LILY_UNROLL for (uint j = 0; j < 4; j++)
+          log2s[j] *= soft_key + j < n ? key_scales[cache_row + first + soft_key + j] : 0.0f;
       float largest = -1e30f;
       LILY_UNROLL for (uint j = 0; j < 4; j++)
         largest = max(largest, first + soft_key + j <= newest ? log2s[j] : -1e30f);
@@ -163,6 +173,9 @@ kernel void prefill_attend(LILY_ARGUMENTS(PrefillAttend),
       reference = now;
       // A NaN is in the sum.
       LILY_UNROLL for (uint j = 0; j < 4; j++) w[j] = w[j] >= 0.0f ? w[j] : 0.0f;
+      if (INT8)
+        LILY_UNROLL for (uint j = 0; j < 4; j++)
+          w[j] *= soft_key + j < n ? value_scales[cache_row + first + soft_key + j] : 0.0f;
       put4(at, w);
       if (soft_key == 0) factors[soft_row] = factor;
     }

@@ -5,12 +5,16 @@
 // rotary width apart, which may belong to different lanes: they meet in threadgroup memory.
 #include "prefill_attend_prep.h"
 
+#include "cache_rows.h"
 #include "grids.h"
 #include "rope_msl.h"
 #include "unroll.h"
 
 constant constexpr uint HEADS = PrefillAttendPrep_HEADS, KV_HEADS = PrefillAttendPrep_KV_HEADS;
 constant constexpr uint DH = PrefillAttendPrep_DH, ROTARY = PrefillAttendPrep_ROTARY;
+constant constexpr uint SKIPPED = PrefillAttendPrep_CACHE_ONLY ? HEADS : 0;
+constant constexpr bool INT8 = PrefillAttendPrep_KV_INT8 != 0;
+typedef CacheRow<INT8>::Type Row;
 
 [[max_total_threads_per_threadgroup(32 * PREFILL_SIMDGROUPS)]]
 kernel void prefill_attend_prep(LILY_ARGUMENTS(PrefillAttendPrep),
@@ -18,7 +22,7 @@ kernel void prefill_attend_prep(LILY_ARGUMENTS(PrefillAttendPrep),
                                 uint simdgroup [[simdgroup_index_in_threadgroup]],
                                 uint lane [[thread_index_in_simdgroup]]) {
   threadgroup float rows[PREFILL_SIMDGROUPS * DH];
-  const uint head = group.x * PREFILL_SIMDGROUPS + simdgroup, t = group.y;
+  const uint head = SKIPPED + group.x * PREFILL_SIMDGROUPS + simdgroup, t = group.y;
   if (head >= HEADS + 2 * KV_HEADS || t >= p.rows) return;
   const uint position = p.position + t;
   const bool is_query = head < HEADS, is_key = !is_query && head < HEADS + KV_HEADS;
@@ -26,17 +30,21 @@ kernel void prefill_attend_prep(LILY_ARGUMENTS(PrefillAttendPrep),
   device const ACT* from = qkv + ulong(t) * (2 * (HEADS + KV_HEADS) * DH) +
                            (is_query ? 2 * head : HEADS + head) * DH;
 
-  if (!is_query && !is_key) {
-    const uint own = head - HEADS - KV_HEADS;
-    device ACT* to = values + (ulong(own) * p.capacity + position) * DH;
-    LILY_UNROLL for (uint i = 0; i < DH; i += 32) to[i + lane] = from[i + lane];
+  float y[DH / 32];
+  if (is_query || is_key)
+    norm_rotate<DH, ROTARY>(from, is_query ? q_norm : k_norm, frequencies, position,
+                            PrefillAttendPrep_EPS, lane, rows + simdgroup * DH, y);
+  else
+    LILY_UNROLL for (uint i = 0; i < DH / 32; i++) y[i] = float(from[32 * i + lane]);
+  if (is_query) {
+    device ACT* to = q + (ulong(t) * HEADS + head) * DH;
+    const float scale = precise::rsqrt(float(DH));
+    LILY_UNROLL for (uint i = 0; i < DH / 32; i++) to[32 * i + lane] = ACT(y[i] * scale);
     return;
   }
-  float y[DH / 32];
-  norm_rotate<DH, ROTARY>(from, is_query ? q_norm : k_norm, frequencies, position,
-                          PrefillAttendPrep_EPS, lane, rows + simdgroup * DH, y);
-  device ACT* to = is_query ? q + (ulong(t) * HEADS + head) * DH
-                            : keys + (ulong(head - HEADS) * p.capacity + position) * DH;
-  const float scale = is_query ? precise::rsqrt(float(DH)) : 1.0f;
-  LILY_UNROLL for (uint i = 0; i < DH / 32; i++) to[32 * i + lane] = ACT(y[i] * scale);
+  device Row* to = (device Row*)(is_key ? keys : values);
+  const ulong row = ulong((head - HEADS) % KV_HEADS) * p.capacity + position;
+  const float scale = INT8 ? quantise<DH / 32>(y) : 1.0f;
+  LILY_UNROLL for (uint i = 0; i < DH / 32; i++) to[row * DH + 32 * i + lane] = Row(y[i]);
+  if (INT8 && lane == 0) cache_scales(to, ulong(KV_HEADS) * p.capacity * DH)[row] = scale;
 }

@@ -1,7 +1,7 @@
 // q | gate (interleaved by head), k, v = W_in · y
 //
-// Threadgroups: (ceil(T / TILE_ROWS), ceil(N / TILE_OUTPUTS)): those that share a part of the
-// weight are neighbours.
+// Threadgroups: (ceil(T / TILE_ROWS), tiles of TILE_OUTPUTS from that of FIRST to the last): those
+// that share a part of the weight are neighbours.
 #include "prefill_attend_project.h"
 
 #define LILY_TENSOR_TYPE half  // y is normed
@@ -19,7 +19,8 @@ kernel void prefill_attend_project(LILY_ARGUMENTS(PrefillAttendProject),
   const uint row = group.x * PREFILL_TILE_ROWS;
   if (row >= p.rows) return;
   const Rows rows = {y + ulong(row) * PrefillAttendProject_D, PrefillAttendProject_D};
-  const StoreSink<ACT, PrefillAttendProject_N> sink = {qkv, row, group.y * PREFILL_TILE_OUTPUTS};
+  const uint tile = PrefillAttendProject_FIRST / PREFILL_TILE_OUTPUTS + group.y;
+  const StoreSink<ACT, PrefillAttendProject_N> sink = {qkv, row, tile * PREFILL_TILE_OUTPUTS};
   tile_product<PREFILL_TILE_ROWS, PrefillAttendProject_weight>(me, weight, rows, sink,
                                             min(p.rows - row, uint(PREFILL_TILE_ROWS)));
 }

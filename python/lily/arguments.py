@@ -9,6 +9,9 @@ from typing import Any, NoReturn
 
 Command = Callable[[argparse.Namespace], None]
 
+SWEEP = (256, 1024, 4096, 16_384, 32_768, 65_536, 131_072)
+"""Contexts of `lily bench --sweep`."""
+
 
 class UsageError(Exception):
     """The command was given wrongly."""
@@ -85,6 +88,17 @@ def build_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
         bench.add_argument(
             f"--{name}", type=_count, default=default, metavar="N", help=f"{text} ({default})"
         )
+    bench.add_argument(
+        "--sweep",
+        dest="contexts",
+        action="store_const",
+        const=SWEEP,
+        help=f"contexts {', '.join(f'{n:,}' for n in SWEEP)}",
+    )
+    bench.add_argument(
+        "--stages", action="store_true", help="also where the time goes, one dispatch at a time"
+    )
+    bench.add_argument("--csv", metavar="FILE", help="write all rounds as a table")
     _ablate_option(bench, "also measure without a technique that makes plans fast; repeatable")
     bench.add_argument("--json", metavar="FILE", help='write all rounds, "-" for standard output')
     _peer_options(bench, "mlx-lm, transformers, llama-cpp-python; auto for those installed; none")
@@ -230,6 +244,11 @@ def _plan_options(
     group.add_argument("--device", choices=("auto", "cpu", "metal"), default="auto")
     if precision:
         group.add_argument("--precision", choices=("fast", "float32"), default="fast")
+        group.add_argument(
+            "--kv",
+            choices=("bf16", "float32", "int8"),
+            help="element type of the KV cache; default: as the precision's",
+        )
     group.add_argument("--memory-limit", type=_size, metavar="SIZE", help="such as 24GiB or 20GB")
     _hub_options(group)
     return group

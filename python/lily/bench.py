@@ -20,6 +20,7 @@ How:
 * One untimed round comes first: it pays for plans, kernels and page faults.
 * Reported are the median and the range over the rounds; every single round is in the JSON.
 * Nothing else is timed: no text, no tokenizer, no sampling.
+* Beside the time, lily says how long the device worked of it, on the device's own clock.
 
 The number of distinct tokens drawn is recorded: a model with random weights may repeat itself,
 and a loop of few tokens touches few experts.
@@ -28,7 +29,9 @@ and a loop of few tokens touches few experts.
 from __future__ import annotations
 
 import contextlib
+import csv
 import importlib.metadata
+import io
 import json
 import os
 import platform
@@ -43,12 +46,18 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from lily.bench_peers import peak_bytes
+from lily.stages import Pass
 from lily.workers import PEERS as PEERS
 from lily.workers import About, Peer, Process
 from lily.workers import PeerError as PeerError
 from lily.workers import peers as peers
 
 Measure = Literal["prefill", "decode"]
+
+CSV_COLUMNS = (
+    "date", "cpu", "os", "engine", "version", "model", "detail", "measure", "tokens", "steps",
+    "round", "seconds", "device_s", "tok_s",
+)  # fmt: skip
 
 REST_S = 0.3
 """Seconds of rest before an engine's turn."""
@@ -96,11 +105,16 @@ class Options:
 
 @dataclass(frozen=True)
 class Turn:
-    """Seconds of one turn; `drawn` counts the distinct tokens of its decode steps."""
+    """Seconds of one turn; `drawn` counts the distinct tokens of its decode steps.
+
+    The device worked `prefill_device_s` and `decode_device_s` of them, where that is known.
+    """
 
     prefill_s: float
     decode_s: float
     drawn: int
+    prefill_device_s: float | None = None
+    decode_device_s: float | None = None
 
 
 class Engine(Protocol):
@@ -127,6 +141,7 @@ class Sample:
     seconds: float
     tok_s: float
     distinct_tokens: int | None = None
+    device_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +163,7 @@ class Report:
     Attributes:
         engines: what ran, with peak memory in bytes.
         absent: peer -> why it did not run, or did not finish.
+        stages: where the first engine's time goes, if that was asked for.
     """
 
     options: Options
@@ -155,6 +171,7 @@ class Report:
     absent: dict[str, str] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=dict)
+    stages: list[Pass] = field(default_factory=list)
 
     def summary(self) -> list[Summary]:
         """Medians and ranges, by measure, tokens and engine."""
@@ -185,7 +202,46 @@ class Report:
             "absent": self.absent,
             "summary": [asdict(row) for row in self.summary()],
             "rounds": [asdict(sample) for sample in self.samples],
+            "stages": [one.to_json() for one in self.stages],
         }
+
+    def csv(self) -> str:
+        """A line for each measurement of each round, for spreadsheets and plots."""
+        about = {engine.name: engine for engine, _ in self.engines}
+        day = time.strftime("%Y-%m-%d", time.gmtime())
+        table = io.StringIO()
+        writer = csv.writer(table, lineterminator="\n")
+        writer.writerow(CSV_COLUMNS)
+        for s in self.samples:
+            engine = about[s.engine]
+            writer.writerow(
+                [
+                    day, self.machine.get("cpu"), self.machine.get("os"), s.engine, engine.version,
+                    engine.model, engine.detail, s.measure, s.tokens, s.steps, s.round,
+                    f"{s.seconds:.6f}", "" if s.device_s is None else f"{s.device_s:.6f}",
+                    f"{s.tok_s:.3f}",
+                ]
+            )  # fmt: skip
+        return table.getvalue()
+
+    def busy(self) -> str:
+        """How much of the time the first engine's device worked; "" where that is not known.
+
+        A decode step begins before the token of the one before it has been seen, so a short run
+        may count a step more than it times.
+        """
+        shares: dict[tuple[Measure, int], list[float]] = {}
+        for s in self.samples:
+            if s.device_s is not None and s.engine == self.engines[0][0].name:
+                shares.setdefault((s.measure, s.tokens), []).append(
+                    min(1.0, s.device_s / s.seconds)
+                )
+        cells = [
+            f"{'prefill' if measure == 'prefill' else 'decode after'} {tokens}:"
+            f" {statistics.median(found):.0%}"
+            for (measure, tokens), found in sorted(shares.items(), key=lambda i: i[0][1])
+        ]
+        return f"the device was busy: {', '.join(cells)}" if cells else ""
 
     def table(self) -> str:
         """The summary for reading; a peer's column ends with lily's speed over its own."""
@@ -212,6 +268,7 @@ class Report:
         ]
         if len(names) > 1:
             lines.append(f"×: {names[0]}'s median over the peer's")
+        lines += [busy] if (busy := self.busy()) else []
         lines += [f"{peer}: not measured: {reason}" for peer, reason in self.absent.items()]
         return "\n".join(lines)
 
@@ -264,10 +321,16 @@ def run(
 
 def samples(number: int, engine: str, n: int, steps: int, turn: Turn) -> Iterator[Sample]:
     """What one turn says."""
-    yield Sample(number, engine, "prefill", n, n, turn.prefill_s, n / turn.prefill_s)
+    yield Sample(
+        number, engine, "prefill", n, n, turn.prefill_s, n / turn.prefill_s,
+        device_s=turn.prefill_device_s,
+    )  # fmt: skip
     if steps:
         rate = steps / turn.decode_s
-        yield Sample(number, engine, "decode", n, steps, turn.decode_s, rate, turn.drawn)
+        yield Sample(
+            number, engine, "decode", n, steps, turn.decode_s, rate, turn.drawn,
+            device_s=turn.decode_device_s,
+        )  # fmt: skip
 
 
 # lily
@@ -300,18 +363,24 @@ class LilyEngine:
     def turn(self, tokens: Sequence[int], steps: int) -> Turn:
         session = self._session
         session.reset()
+        before = session.device_s
         start = time.perf_counter()
         session.prefill(tokens)
         prefilled = time.perf_counter()
+        prefill_device_s = session.device_s - before
         if not steps:
-            return Turn(prefilled - start, 0.0, 0)
+            return Turn(prefilled - start, 0.0, 0, prefill_device_s)
         with session.stream(steps + 1, self._greedy, stop_ids=()) as stream:
+            next(stream)
+            before = session.device_s
             for _ in stream:
                 pass
+            decode_device_s = session.device_s - before
             if len(stream.tokens) != steps + 1:
                 raise RuntimeError(f"drew {len(stream.tokens)} tokens, expected {steps + 1}")
             seconds = stream.last_token_at - stream.first_token_at
-            return Turn(prefilled - start, seconds, len(set(stream.tokens)))
+            drawn = len(set(stream.tokens))
+            return Turn(prefilled - start, seconds, drawn, prefill_device_s, decode_device_s)
 
     def peak_bytes(self) -> int:
         return peak_bytes()

@@ -119,6 +119,7 @@ def _loaded(args: argparse.Namespace, context: int | None, bar: Bar) -> Iterator
             args.model,
             device=args.device,
             precision=args.precision,
+            kv=args.kv,
             context=context,
             threads=args.threads,
             memory_limit=args.memory_limit,
@@ -283,6 +284,7 @@ def _plan(args: argparse.Namespace) -> None:
             args.model,
             device=args.device,
             precision=args.precision,
+            kv=args.kv,
             memory_limit=args.memory_limit,
             ablate=args.ablate,
             revision=args.revision,
@@ -329,7 +331,7 @@ def _info(args: argparse.Namespace) -> None:
     c = checkpoint.config
     sampling = Sampling.from_generation_config(checkpoint.generation_config)
     device = _core.Device(args.device, 0)
-    options = core_options(args.precision, memory_limit=args.memory_limit)
+    options = core_options(args.precision, kv=args.kv, memory_limit=args.memory_limit)
     memory = plan_checkpoint(checkpoint, device, options)
     formats = Counter(
         "bf16" if f.bits == 16 else f"{f.bits}-bit, groups of {f.group_size}"
@@ -392,7 +394,7 @@ def _info(args: argparse.Namespace) -> None:
 
 
 def _bench(args: argparse.Namespace) -> None:
-    from lily import bench
+    from lily import bench, stages
 
     options = bench.Options(args.contexts, args.prefill, args.decode, args.rounds)
     wanted = _wanted(args.peers, bench.PEERS)
@@ -424,13 +426,21 @@ def _bench(args: argparse.Namespace) -> None:
             stack.callback(worker.close)
             engines.append(worker)
         report = bench.run(engines, options, status=bar.status, absent=absent)
-    text = json.dumps(report.to_json(), indent=1)
-    if args.json == "-":
-        print(text)
-        return
-    print(report.table())
-    if args.json:
-        Path(args.json).write_text(text + "\n", encoding="utf-8")
+        if args.stages:
+            bar.status("stages")
+            report.stages = stages.measure(model, options.prefill, max(options.contexts))
+    if args.csv:
+        Path(args.csv).write_text(report.csv(), encoding="utf-8")
+    tables = [report.table(), *(one.table() for one in report.stages)]
+    _tell("\n\n".join(tables), report.to_json(), args.json)
+
+
+def _tell(page: str, found: object, file: str | None) -> None:
+    """Print a page and write what it shows as JSON, or print only that."""
+    text = json.dumps(found, indent=1)
+    print(text if file == "-" else page)
+    if file and file != "-":
+        Path(file).write_text(text + "\n", encoding="utf-8")
 
 
 # lily doctor
@@ -452,13 +462,7 @@ def _doctor(args: argparse.Namespace) -> None:
         )
     finally:
         bar.clear()
-    text = json.dumps(report.to_json(), indent=1)
-    if args.json == "-":
-        print(text)
-    else:
-        print(report.page())
-        if args.json:
-            Path(args.json).write_text(text + "\n", encoding="utf-8")
+    _tell(report.page(), report.to_json(), args.json)
     if report.wrong:
         raise SystemExit(1)
 
@@ -520,6 +524,7 @@ def _perplexity(args: argparse.Namespace) -> None:
             "revision": model.info.revision,
             "device": model.info.device,
             "precision": model.info.precision,
+            "kv": model.info.kv,
             "file": args.file,
             "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
         }
@@ -556,13 +561,7 @@ def _fidelity(args: argparse.Namespace) -> None:
     finally:
         bar.clear()
     report.text = {"file": args.file, **report.text}
-    written = json.dumps(report.to_json(), indent=1)
-    if args.json == "-":
-        print(written)
-        return
-    print(report.table())
-    if args.json:
-        Path(args.json).write_text(written + "\n", encoding="utf-8")
+    _tell(report.table(), report.to_json(), args.json)
 
 
 # lily quantize

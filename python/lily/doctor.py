@@ -230,7 +230,7 @@ def examine(
         with _noted(report, f"compiling kernels, {precision}"):
             config = parse_config(RELEASED)
             found = _core.compile_kernels(
-                checked, core_config(config, N_TOKENS), _formats(config), precision
+                checked, core_config(config, N_TOKENS), _formats(config), _core.Options(precision)
             )
             report.pipelines += [Kernel(precision, **k) for k in found]
     with tempfile.TemporaryDirectory(prefix="lily-doctor-") as folder:
@@ -248,7 +248,8 @@ def examine(
         for precision in PRECISIONS:
             status(f"comparing kernels: {precision}")
             with _noted(report, f"comparing kernels, {precision}"):
-                compared = _core.compare_kernels(checked, cpu, core, table, precision)
+                options = _core.Options(precision, io_threads=2)
+                compared = _core.compare_kernels(checked, cpu, core, table, options)
                 report.kernels += [Kernel(precision, **k) for k in compared]
     return report
 

@@ -10,7 +10,7 @@ from lily.checkpoint import Checkpoint
 from lily.config import Config
 
 Precision = Literal["fast", "float32"]
-Kv = Literal["bf16", "float32"]
+Kv = Literal["bf16", "float32", "int8"]
 
 _PLAIN = (
     "hidden_size",
@@ -45,6 +45,7 @@ def techniques() -> dict[str, str]:
 def core_options(
     precision: Precision,
     *,
+    kv: Kv | None = None,
     chunk: int | None = None,
     memory_limit: int | None = None,
     io_threads: int = 1,
@@ -53,7 +54,7 @@ def core_options(
     """How the core runs a model; None takes the device's choice.
 
     Raises:
-        ValueError: a name in `ablate` is unknown.
+        ValueError: a name in `ablate` is unknown, or see `check_kv`.
     """
     return _core.Options(
         precision,
@@ -61,6 +62,7 @@ def core_options(
         memory_bytes=memory_limit or 0,
         io_threads=io_threads,
         ablate=list(ablate),
+        kv_int8=check_kv(kv, precision) == "int8",
     )
 
 
@@ -90,7 +92,7 @@ def core_table(checkpoint: Checkpoint) -> _core.TensorTable:
 
 
 def check_kv(kv: Kv | None, precision: Precision) -> Kv:
-    """The cache's element type; each precision has one for now.
+    """The cache's element type: int8, or that of the precision's activations.
 
     Raises:
         ValueError: `kv` or `precision` is unknown, or they do not go together.
@@ -98,6 +100,6 @@ def check_kv(kv: Kv | None, precision: Precision) -> Kv:
     if precision not in ("fast", "float32"):
         raise ValueError(f'precision: {precision!r}, expected "fast" or "float32"')
     own: Kv = "bf16" if precision == "fast" else "float32"
-    if kv not in (None, own):
-        raise ValueError(f'kv: {kv!r}, expected "{own}" with precision "{precision}"')
-    return own
+    if kv not in (None, own, "int8"):
+        raise ValueError(f'kv: {kv!r}, expected "{own}" or "int8" with precision "{precision}"')
+    return kv or own

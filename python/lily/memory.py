@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lily import _core
 from lily.checkpoint import Checkpoint, open_checkpoint, resolve
-from lily.loading import Precision, core_config, core_options, core_table
+from lily.loading import Kv, Precision, core_config, core_options, core_table
 
 DEFAULT_CONTEXT = 32_768
 
@@ -73,6 +73,7 @@ def plan(
     *,
     device: str = "auto",
     precision: Precision = "fast",
+    kv: Kv | None = None,
     chunk: int | None = None,
     memory_limit: int | None = None,
     ablate: Sequence[str] = (),
@@ -86,6 +87,7 @@ def plan(
         source: a folder, or "org/name" on the Hugging Face hub.
         device: "auto", "cpu" or "metal".
         precision: "fast" or "float32".
+        kv: element type of the KV cache, as in `Model.load`.
         chunk: tokens of a prefill pass; None takes the device's choice.
         memory_limit: bytes that may be used; None takes what the device offers.
         ablate: names of `techniques()`.
@@ -99,7 +101,7 @@ def plan(
         ValueError: an option is out of range.
     """
     folder, _ = resolve(source, revision, offline, progress)
-    options = core_options(precision, chunk=chunk, memory_limit=memory_limit, ablate=ablate)
+    options = core_options(precision, kv=kv, chunk=chunk, memory_limit=memory_limit, ablate=ablate)
     return plan_checkpoint(open_checkpoint(folder), _core.Device(device, 1), options)
 
 

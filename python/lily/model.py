@@ -124,7 +124,8 @@ class Model:
                 opening a connection).
             device: "auto", "cpu" or "metal".
             precision: "fast" keeps activations in bf16, "float32" everything in float32.
-            kv: element type of the KV cache; None is bf16, or float32 with that precision.
+            kv: element type of the KV cache; None is bf16, or float32 with that precision. "int8",
+                with either, keeps each head's row of keys or values as int8 with one scale.
             context: tokens of sessions that ask for no other number; None is 32,768, what fits, or
                 what the model was trained for, whichever is least.
             threads: of the CPU device; None is one for each physical core.
@@ -148,6 +149,7 @@ class Model:
                 raise ValueError(f"{name}: {value}, expected at least 1")
         options = core_options(
             precision,
+            kv=kv,
             chunk=chunk,
             memory_limit=memory_limit,
             io_threads=max(2, min(4, os.cpu_count() or 2)),

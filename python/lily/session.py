@@ -141,6 +141,11 @@ class Session:
         return self._live().pending
 
     @property
+    def device_s(self) -> float:
+        """Seconds that the device has worked on this session's passes, on the device's clock."""
+        return self._live().device_s
+
+    @property
     def logits(self) -> Logits | None:
         """Logits after the last consumed token; None where a stream or a cancel left none."""
         values = self._live().logits()

@@ -212,12 +212,19 @@ void bind_engine(nb::module_& m) {
       .def(
           "__init__",
           [](EngineOptions* self, const std::string& precision, uint32_t chunk, size_t memory_bytes,
-             uint32_t io_threads, const std::vector<std::string>& ablate) {
-            new (self) EngineOptions{precision_named(precision), chunk, io_threads, memory_bytes,
-                                     Ablation(ablate)};
+             uint32_t io_threads, const std::vector<std::string>& ablate, bool kv_int8,
+             uint32_t attention_block) {
+            new (self) EngineOptions{.precision = precision_named(precision),
+                                     .chunk = chunk,
+                                     .io_threads = io_threads,
+                                     .memory_bytes = memory_bytes,
+                                     .ablation = Ablation(ablate),
+                                     .kv_int8 = kv_int8,
+                                     .attention_block = attention_block};
           },
           "precision"_a, nb::kw_only(), "chunk"_a = 0, "memory_bytes"_a = 0, "io_threads"_a = 1,
-          "ablate"_a = std::vector<std::string>());
+          "ablate"_a = std::vector<std::string>(), "kv_int8"_a = false,
+          "attention_block"_a = 0);
   m.def("techniques", [] {
     std::vector<std::pair<std::string, std::string>> out;
     for (const TechniqueInfo& t : techniques()) out.emplace_back(t.name, t.without);
@@ -244,31 +251,28 @@ void bind_engine(nb::module_& m) {
   using Reports = nb::typed<nb::list, nb::typed<nb::dict, nb::str, nb::any>>;
   m.def(
       "compile_kernels",
-      [](PyDevice& d, const Config& config, const TensorTable& table, const std::string& precision) {
+      [](PyDevice& d, const Config& config, const TensorTable& table,
+         const EngineOptions& options) {
         std::vector<KernelReport> reports;
         {
           nb::gil_scoped_release unlocked;
-          reports = compile_kernels(*d.device, config, table, {.precision = precision_named(precision)});
+          reports = compile_kernels(*d.device, config, table, options);
         }
         return Reports(report_list(reports));
       },
-      "device"_a, "config"_a, "table"_a, "precision"_a);
+      "device"_a, "config"_a, "table"_a, "options"_a);
   m.def(
       "compare_kernels",
       [](PyDevice& d, PyDevice& reference, const Config& config, const TensorTable& table,
-         const std::string& precision) {
+         const EngineOptions& options) {
         std::vector<KernelReport> reports;
         {
           nb::gil_scoped_release unlocked;
-          reports = compare_kernels(*d.device, *reference.device, config, table,
-                                    {.precision = precision_named(precision)});
+          reports = compare_kernels(*d.device, *reference.device, config, table, options);
         }
         return Reports(report_list(reports));
       },
-      "device"_a, "reference"_a, "config"_a, "table"_a, "precision"_a);
-  m.def("allowed_difference", [](const std::string& precision) {
-    return allowed_difference(precision_named(precision));
-  }, "precision"_a);
+      "device"_a, "reference"_a, "config"_a, "table"_a, "options"_a);
 
   nb::class_<Engine>(m, "Engine", "A loaded model.")
       .def_static(
@@ -296,12 +300,23 @@ void bind_engine(nb::module_& m) {
                                       .penalties = penalties})
                                   .stats());
           },
-          "kind"_a, "single_block"_a, "penalties"_a);
+          "kind"_a, "single_block"_a, "penalties"_a)
+      .def(
+          "plan_entries",
+          [](Engine& e, const std::string& kind, bool single_block) {
+            std::vector<std::tuple<std::string, std::string, size_t>> list;
+            const Plan& plan = e.plan({.kind = plan_kind(kind), .single_block = single_block});
+            for (const Plan::Entry& entry : plan.entries())
+              list.emplace_back(entry.stage, entry.contract->name, entry.bytes);
+            return list;
+          },
+          "kind"_a, "single_block"_a,
+          "Stage, kernel and bytes that it moves, KV cache aside, of each dispatch in turn.");
 }
 
-// A slot's memory as a writable array: float32, uint32, or uint16 for bf16; packed weights are left
-// out.
-nb::object slot_array(const SlotInfo& info, const Slot& slot, Precision precision) {
+// A slot's memory as a writable array: float32, uint32, or uint16 for bf16; bytes of an int8 cache;
+// packed weights are left out.
+nb::object slot_array(const SlotInfo& info, const Slot& slot, const EngineOptions& options) {
   if (!slot.buffer || info.type == SlotType::packed) return nb::none();
   void* data = slot.buffer->data + slot.offset;
   auto view = [&]<class T>(T*) {
@@ -310,7 +325,9 @@ nb::object slot_array(const SlotInfo& info, const Slot& slot, Precision precisio
                     nb::rv_policy::reference);
   };
   if (info.type == SlotType::u32) return view(static_cast<uint32_t*>(nullptr));
-  if (info.type == SlotType::act && precision == Precision::fast)
+  const bool cache = info.type == SlotType::cache;
+  if (cache && options.kv_int8) return view(static_cast<uint8_t*>(nullptr));
+  if ((cache || info.type == SlotType::act) && options.precision == Precision::fast)
     return view(static_cast<uint16_t*>(nullptr));
   return view(static_cast<float*>(nullptr));
 }
@@ -322,7 +339,7 @@ Plan::Observer observer(Session& s, const nb::object& callback) {
     for (uint32_t i = 0; i < e.contract->n_slots; ++i) {
       const SlotInfo& info = e.contract->slots[i];
       arrays[std::string(info.name).c_str()] =
-          slot_array(info, slots[i], s.engine().options().precision);
+          slot_array(info, slots[i], s.engine().options());
     }
     nb::object seconds = timing ? nb::cast(timing->end_s - timing->start_s) : nb::none();
     callback(e.stage, std::string(e.contract->name), arrays, seconds);
@@ -414,6 +431,7 @@ void bind_session(nb::module_& m) {
       .def_prop_ro("pending", &Session::pending)
       .def_prop_ro("tokens", [](const Session& s) { return s.tokens(); })
       .def_prop_ro("kv_bytes", &Session::kv_bytes)
+      .def_prop_ro("device_s", &Session::device_s)
       .def("state", [](const Session& s, uint32_t layer) { return array(s.state(layer)); }, "layer"_a)
       .def("conv", [](const Session& s, uint32_t layer) { return array(s.conv(layer)); }, "layer"_a);
 }

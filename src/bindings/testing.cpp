@@ -134,7 +134,8 @@ Bound bind_array(const SlotInfo& info, nb::handle value, Precision precision, De
   const nb::dlpack::dtype expected = info.type == SlotType::u32 ? nb::dtype<uint32_t>()
                                      : info.type == SlotType::f32 || wide ? nb::dtype<float>()
                                                                           : nb::dtype<uint16_t>();
-  if (array.dtype() != expected)
+  const bool bytes = info.type == SlotType::cache && array.dtype() == nb::dtype<uint8_t>();
+  if (array.dtype() != expected && !bytes)
     throw nb::type_error(("slot " + std::string(info.name) + ": wrong dtype").c_str());
   Bound b{{array.data(), array.nbytes()}, nullptr, {}};
   if (dev.info().name == "cpu") return b;
@@ -196,7 +197,7 @@ uint64_t run(const std::string& op, nb::dict constants, nb::bytes params, nb::li
 }
 
 nb::dict contracts() {
-  constexpr const char* types[] = {"float32", "uint32", "act", "packed"};
+  constexpr const char* types[] = {"float32", "uint32", "act", "cache", "packed"};
   constexpr const char* accesses[] = {"read", "write", "update"};
   nb::dict all;
   for (const Contract* c : all_contracts()) {
@@ -235,6 +236,13 @@ void bind_metal(nb::module_& m) {
           .append("\n");
     return text;
   });
+  // How much the device of this name commits at once, and of attention in one dispatch.
+  m.def("metal_budget", [](const std::string& isa, std::optional<uint32_t> attention_rows) {
+    metal::Budget& budget = static_cast<metal::MetalDevice&>(device(1, isa)).budget;
+    budget = {};
+    if (attention_rows)
+      budget = {.flops = 1, .attention_flops = 1, .attention_rows = *attention_rows};
+  }, "isa"_a, "attention_rows"_a.none());
   m.def("metal_or_cpu", [] {
     const DeviceInfo info = metal_or_cpu(1)->info();
     return nb::make_tuple(info.name, info.warning);

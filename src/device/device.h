@@ -93,10 +93,14 @@ struct Tuning {
   uint32_t chunk = 512;          // tokens of a prefill pass
   uint32_t single_block = 128;   // up to so many keys, attention is one block and needs no merge
   uint32_t max_blocks = 256;     // attention blocks of a decode step, at most
-  uint32_t (*block)(uint32_t keys) = nullptr;  // keys of an attention block beyond that
+  uint32_t split_from = 32768;   // up to so many keys blocks stay small; then they grow
   // TILE_ROWS of the experts' products, for so many rows spread over so many experts; null where
   // one number serves all.
   uint32_t (*tile_rows)(uint32_t rows, uint32_t experts) = nullptr;
+
+  // Keys of an attention block. Up to 64 single blocks, blocks small enough to share out; then
+  // twice as many keys, and beyond `split_from` four times or more.
+  uint32_t block(uint32_t keys) const;
 };
 
 struct DeviceInfo {

@@ -49,8 +49,6 @@ std::unique_ptr<CommandBuffer> Plan::replay(Device& device, const Bindings& bind
   bool waited = false;
   auto commands = device.command_buffer();
   for (const Entry& e : entries_) {
-    if (e.order != order) commands->barrier();
-    order = e.order;
     call.prepare(e, bindings, step);
     if (e.host) {
       if (!waited) {
@@ -60,8 +58,10 @@ std::unique_ptr<CommandBuffer> Plan::replay(Device& device, const Bindings& bind
       }
       call.run_on_host(e);
     } else {
+      if (e.order != order && !waited) commands->barrier();
       commands->dispatch({e.kernel, call.slots, call.params, e.stage});
     }
+    order = e.order;
     waited = e.host != nullptr;
   }
   commands->commit();

@@ -76,6 +76,7 @@ class Plan {
     std::vector<Tensor> slots;
     std::vector<std::byte> params;
     FillParams fill;
+    size_t bytes = 0;  // that a replay is expected to read and write, KV cache aside
   };
 
   // Commits the pass and returns its command buffer, the last of several where the host has a part

@@ -89,6 +89,7 @@ void Recorder::add(Plan::Entry&& entry, std::initializer_list<Moves> moves) {
     size_t bytes = t.bytes;
     for (const Moves& m : moves)
       if (m.slot == slot.number) bytes = m.bytes;
+    entry.bytes += slot.access == Access::update ? 2 * bytes : bytes;
     if (is_weight(t)) {
       stats_.weight_bytes += bytes;
       continue;

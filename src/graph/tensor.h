@@ -60,7 +60,8 @@ struct Tensor {
 
 inline size_t element_bytes(SlotType type, Precision precision) {
   if (type == SlotType::packed) return 1;
-  return type == SlotType::act && precision == Precision::fast ? 2 : 4;
+  const bool activations = type == SlotType::act || type == SlotType::cache;
+  return activations && precision == Precision::fast ? 2 : 4;
 }
 
 }  // namespace lily

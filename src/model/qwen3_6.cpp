@@ -106,6 +106,15 @@ void mix(Ops& op, const Attention& w, const Tensor& x, const Tensor& frequencies
   op.project_add(u, w.out, x);                                            // projection, residual
 }
 
+// Of a last layer that nobody reads: ring and state, or keys and values.
+void keep(Ops& op, const DeltaNet& w, const Tensor& x) {
+  DeltaInputs in = op.delta_project(x, w.norm, w.in, w.n);
+  op.delta_state(in, w.conv, w.decay, w.n);
+}
+void keep(Ops& op, const Attention& w, const Tensor& x, const Tensor& frequencies) {
+  op.attend_cache(x, w.norm, w.in, w.k_norm, frequencies, w.n);
+}
+
 // x += Σ_top share · expert(norm(x)) + σ(gate) · shared_expert(norm(x))
 void moe(Ops& op, const Experts& w, const Tensor& x) {
   Routed r = op.route_shared(x, w.norm, w.route);      // router, shared gate and up
@@ -121,13 +130,16 @@ void Qwen36::forward(Ops& op) const {
   if (op.kind() != PlanKind::pick) {
     for (uint32_t i = 0; i < layers_.size(); ++i) {
       const Layer& layer = layers_[i];
+      const bool kept = i + 1 == layers_.size() && op.skips_last_layer();
       if (const auto* delta = std::get_if<DeltaNet>(&layer.mix)) {
         op.stage("delta", static_cast<int>(i));
-        mix(op, *delta, x);
+        kept ? keep(op, *delta, x) : mix(op, *delta, x);
       } else {
         op.stage("attention", static_cast<int>(i));
-        mix(op, std::get<Attention>(layer.mix), x, frequencies_);
+        const Attention& w = std::get<Attention>(layer.mix);
+        kept ? keep(op, w, x, frequencies_) : mix(op, w, x, frequencies_);
       }
+      if (kept) break;
       op.stage("experts", static_cast<int>(i));
       moe(op, layer.experts, x);
     }

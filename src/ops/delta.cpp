@@ -52,6 +52,48 @@ DeltaInputs Ops::delta_project(const Tensor& x, const Tensor& norm, const Tensor
   return out;
 }
 
+Tensor Ops::delta_state(const DeltaInputs& in, const Tensor& conv, const Tensor& decay,
+                        uint32_t n) {
+  const uint32_t key_heads = c_.linear_num_key_heads, heads = c_.linear_num_value_heads;
+  const uint32_t dk = c_.linear_key_head_dim, dv = c_.linear_value_head_dim;
+  const uint32_t t = rows();
+  Tensor q = act({t, key_heads, dk}), k = act({t, key_heads, dk}), v = act({t, heads, dv});
+  Tensor steps = f32({t, 2, heads}), o = f32({t, heads, dv});
+  rec_.dispatch<PrefillDeltaPrep>({.qkv = in.qkv,
+                                   .ring = ring(n),
+                                   .conv = conv,
+                                   .gates = in.gates,
+                                   .decay = decay,
+                                   .q = q,
+                                   .k = k,
+                                   .v = v,
+                                   .steps = steps},
+                                  {.KEY_HEADS = key_heads, .HEADS = heads, .DK = dk, .DV = dv},
+                                  [](auto& p, const Step& s) {
+                                    p.rows = s.rows;
+                                    p.position = s.position;
+                                  });
+  rec_.dispatch<PrefillRing>({.qkv = in.qkv, .ring = ring(n)}, {.CHANNELS = c_.conv_channels()},
+                             [](auto& p, const Step& s) {
+                               p.rows = s.rows;
+                               p.position = s.position;
+                             });
+  rec_.dispatch<PrefillDeltaScan>({.q = q,
+                                   .k = k,
+                                   .v = v,
+                                   .steps = steps,
+                                   .state_in = state(Role::state_in, n),
+                                   .state_out = state(Role::state_out, n),
+                                   .o = o},
+                                  {.KEY_HEADS = key_heads,
+                                   .HEADS = heads,
+                                   .DK = dk,
+                                   .DV = dv,
+                                   .IN_MEMORY = without(Technique::register_scan)},
+                                  [](auto& p, const Step& s) { p.rows = s.rows; });
+  return o;
+}
+
 Heads Ops::delta_step(const DeltaInputs& in, const Tensor& conv, const Tensor& decay,
                       const Tensor& gamma, uint32_t n) {
   const uint32_t key_heads = c_.linear_num_key_heads, heads = c_.linear_num_value_heads;
@@ -86,43 +128,8 @@ Heads Ops::delta_step(const DeltaInputs& in, const Tensor& conv, const Tensor& d
     if (raw) gated_norm(o, out.u);
     return out;
   }
-  const uint32_t t = rows();
-  Tensor q = act({t, key_heads, dk}), k = act({t, key_heads, dk}), v = act({t, heads, dv});
-  Tensor steps = f32({t, 2, heads}), o = f32({t, heads, dv});
-  Heads out{act({t, heads, dv}), {}};
-  rec_.dispatch<PrefillDeltaPrep>({.qkv = in.qkv,
-                                   .ring = ring(n),
-                                   .conv = conv,
-                                   .gates = in.gates,
-                                   .decay = decay,
-                                   .q = q,
-                                   .k = k,
-                                   .v = v,
-                                   .steps = steps},
-                                  {.KEY_HEADS = key_heads, .HEADS = heads, .DK = dk, .DV = dv},
-                                  [](auto& p, const Step& s) {
-                                    p.rows = s.rows;
-                                    p.position = s.position;
-                                  });
-  rec_.dispatch<PrefillRing>({.qkv = in.qkv, .ring = ring(n)}, {.CHANNELS = c_.conv_channels()},
-                             [](auto& p, const Step& s) {
-                               p.rows = s.rows;
-                               p.position = s.position;
-                             });
-  rec_.dispatch<PrefillDeltaScan>({.q = q,
-                                   .k = k,
-                                   .v = v,
-                                   .steps = steps,
-                                   .state_in = state(Role::state_in, n),
-                                   .state_out = state(Role::state_out, n),
-                                   .o = o},
-                                  {.KEY_HEADS = key_heads,
-                                   .HEADS = heads,
-                                   .DK = dk,
-                                   .DV = dv,
-                                   .IN_MEMORY = without(Technique::register_scan)},
-                                  [](auto& p, const Step& s) { p.rows = s.rows; });
-  gated_norm(o, out.u);
+  Heads out{act({rows(), heads, dv}), {}};
+  gated_norm(delta_state(in, conv, decay, n), out.u);
   return out;
 }
 

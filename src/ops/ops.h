@@ -31,6 +31,7 @@ struct PlanOptions {
   bool single_block = false;  // attention over so few keys that one block does
   bool penalties = false;     // keep and apply penalty counts
   uint32_t max_rows = 1;      // most tokens of one replay
+  bool kv_int8 = false;       // keys and values as int8
   uint32_t tile_rows = 64;    // of a tile of the experts' products: a prefill pass's load decides
   Ablation ablation = {};
   bool operator==(const PlanOptions&) const = default;
@@ -59,6 +60,10 @@ class Ops {
       : rec_(rec), tuning_(tuning), c_(config), options_(options) {}
 
   PlanKind kind() const { return options_.kind; }
+  // Nobody will read what the last layer adds to x.
+  bool skips_last_layer() const {
+    return options_.kind == PlanKind::prefill && !without(Technique::last_layer_skip);
+  }
   void stage(const char* name, int layer = -1);
 
   // x = E[tokens]; in a decode plan the residual that the last `sample` left.
@@ -69,10 +74,16 @@ class Ops {
   Heads delta_step(const DeltaInputs&, const Tensor& conv, const Tensor& decay,
                    const Tensor& gamma, uint32_t n);
 
+  // Prefill: all that later tokens need of the layer, its state and ring. Returns the read-out.
+  Tensor delta_state(const DeltaInputs&, const Tensor& conv, const Tensor& decay, uint32_t n);
+
   // The n-th attention layer.
   Tensor attend_project(const Tensor& x, const Tensor& norm, const Tensor& in);
   Heads attend(const Tensor& qkv, const Tensor& q_norm, const Tensor& k_norm,
                const Tensor& frequencies, uint32_t n);
+  // Prefill: all that later tokens need of the layer, its keys and values.
+  void attend_cache(const Tensor& x, const Tensor& norm, const Tensor& in, const Tensor& k_norm,
+                    const Tensor& frequencies, uint32_t n);
 
   // x += W · u, after the head norm where one is pending.
   void project_add(const Heads& u, const Tensor& weight, const Tensor& x);
@@ -104,6 +115,9 @@ class Ops {
   Tensor ring(uint32_t n);
   Tensor state(Role role, uint32_t n);
   Tensor cache(Role role, uint32_t n);
+  Tensor project_rows(const Tensor& x, const Tensor& norm, const Tensor& in, uint32_t first);
+  void prepare_rows(const Tensor& qkv, const Tensor& q_norm, const Tensor& k_norm,
+                    const Tensor& frequencies, uint32_t n, const Tensor& q);
   Tensor residual();
   Tensor logits();
 

@@ -22,7 +22,7 @@ constexpr TechniqueInfo all[] = {
     {"fused_delta_norm", "decode: the norm after the delta rule is a dispatch of its own"},
     {"coalesced_kv", "decode: neighbouring lanes read different keys"},
     {"gqa_packing", "each query head reads keys and values for itself"},
-    {"split_kv", "decode: attention blocks stay at 256 keys beyond 32K"},
+    {"split_kv", "decode: attention blocks stay at 256 keys beyond 32K, up to 4,096 of them"},
 };
 
 }  // namespace

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <span>
 #include <string>
 #include <string_view>
@@ -39,9 +38,6 @@ std::span<const TechniqueInfo> techniques();  // in the order of the enumeration
 class Ablation {
  public:
   Ablation() = default;
-  Ablation(std::initializer_list<Technique> left_out) {
-    for (Technique t : left_out) bits_ |= 1u << static_cast<unsigned>(t);
-  }
   explicit Ablation(std::span<const std::string> names);  // throws ArgumentError
 
   bool without(Technique t) const { return bits_ >> static_cast<unsigned>(t) & 1; }

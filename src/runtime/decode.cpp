@@ -58,7 +58,7 @@ void Decoder::make_room(uint32_t position) {
 uint32_t Decoder::wait_oldest() {
   const Flight flight = std::move(flights_.front());
   flights_.pop_front();
-  flight.commands->wait();
+  s_.wait(*flight.commands);
   return reinterpret_cast<const uint32_t*>(s_.slots_->data)[flight.index & 1];
 }
 

@@ -10,12 +10,28 @@ namespace lily {
 
 namespace {
 
+// The device's choice, as the options change it.
+Tuning tuning_of(const Device& device, const EngineOptions& options) {
+  Tuning t = device.tuning();
+  if (options.attention_block) {
+    t.split_from = t.split_from / t.single_block * options.attention_block;
+    t.single_block = options.attention_block;
+  }
+  if (options.ablation.without(Technique::split_kv)) {
+    t.split_from = UINT32_MAX;
+    t.max_blocks = 4096;
+  }
+  return t;
+}
+
 Plan record(Device& device, const Qwen36& model, const EngineOptions& engine, PlanOptions options,
             bool allocate, std::shared_ptr<Buffer>* shared = nullptr) {
   options.ablation = engine.ablation;
+  options.kv_int8 = engine.kv_int8;
   Recorder recorder(device, engine.precision);
   if (options.ablation.without(Technique::concurrent_dispatch)) recorder.serial();
-  Ops ops(recorder, device.tuning(), model.config(), options);
+  const Tuning tuning = tuning_of(device, engine);
+  Ops ops(recorder, tuning, model.config(), options);
   model.forward(ops);
   return recorder.finish(allocate, shared);
 }
@@ -27,6 +43,9 @@ EngineOptions completed(EngineOptions options, const Device& device) {
   if (options.chunk > most)
     throw ArgumentError("chunk: expected at most " + std::to_string(most) + " tokens, found " +
                         std::to_string(options.chunk));
+  if (options.attention_block > 4096)
+    throw ArgumentError("attention_block: expected at most 4096 keys, found " +
+                        std::to_string(options.attention_block));
   if (options.memory_bytes == 0) options.memory_bytes = device.info().memory_bytes;
   return options;
 }
@@ -45,6 +64,12 @@ std::string gigabytes(size_t bytes) {
   return text;
 }
 
+KvShape shape_of_kv(const Config& c, const EngineOptions& options) {
+  return {c.n_attention_layers(), c.num_key_value_heads, c.head_dim,
+          options.kv_int8 ? 1 : element_bytes(SlotType::act, options.precision),
+          options.kv_int8 ? sizeof(float) : 0};
+}
+
 MemoryNeed needed(Device& device, const Qwen36& model, size_t weight_bytes,
                   const EngineOptions& options) {
   const Config& c = model.config();
@@ -56,7 +81,7 @@ MemoryNeed needed(Device& device, const Qwen36& model, size_t weight_bytes,
   need.session_bytes = c.n_delta_layers() * (2 * state + conv_taps * c.conv_channels() * act) +
                        c.vocab_size * sizeof(float) + c.hidden_size * sizeof(float) +
                        options.chunk * sizeof(uint32_t);
-  need.position_bytes = size_t{c.n_attention_layers()} * 2 * c.kv_width() * act;
+  need.position_bytes = shape_of_kv(c, options).position_bytes();
   for (PlanKind kind : {PlanKind::prompt, PlanKind::next_greedy}) {
     const PlanOptions plan{.kind = kind, .max_rows = rows_of(kind, options, c)};
     need.scratch_bytes +=
@@ -79,7 +104,7 @@ Step step_at(const Tuning& tuning, uint32_t position, uint32_t rows) {
   Step step;
   step.rows = rows;
   step.position = position;
-  step.block = keys <= tuning.single_block ? tuning.single_block : tuning.block(keys);
+  step.block = tuning.block(keys);
   step.blocks = (keys + step.block - 1) / step.block;
   return step;
 }
@@ -136,6 +161,7 @@ Engine::Engine(std::shared_ptr<Device> device, Qwen36 model,
       model_(std::move(model)),
       weights_(std::move(weights)),
       options_(options),
+      tuning_(tuning_of(*device_, options_)),
       need_(need),
       process_(getpid()) {}
 
@@ -146,6 +172,8 @@ std::shared_ptr<Engine> Engine::without(const Ablation& ablation) const {
   const MemoryNeed need = needed(*device_, model_, need_.weight_bytes, options);
   return std::shared_ptr<Engine>(new Engine(device_, model_, weights_, options, need));
 }
+
+KvShape Engine::kv_shape() const { return shape_of_kv(config(), options_); }
 
 uint32_t Engine::max_rows(PlanKind kind) const { return rows_of(kind, options_, config()); }
 

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "model/qwen3_6.h"
+#include "runtime/kv_cache.h"
 
 namespace lily {
 
@@ -16,6 +17,8 @@ struct EngineOptions {
   uint32_t io_threads = 2;    // that read the checkpoint
   size_t memory_bytes = 0;    // cap on weights and sessions together; 0 takes the device's
   Ablation ablation = {};     // techniques to leave out of the plans
+  bool kv_int8 = false;       // keys and values as int8 with a scale for each row
+  uint32_t attention_block = 0;  // keys of the smallest one; 0 takes the device's choice
 };
 
 const char* plan_name(PlanKind);
@@ -56,6 +59,8 @@ class Engine {
   const Config& config() const { return model_.config(); }
   const EngineOptions& options() const { return options_; }
   const MemoryNeed& memory() const { return need_; }
+  const Tuning& tuning() const { return tuning_; }
+  KvShape kv_shape() const;
 
   // Throws DeviceError in a process forked from the one that loaded the model: its device threads
   // do not exist there.
@@ -69,6 +74,7 @@ class Engine {
   Qwen36 model_;
   std::vector<std::shared_ptr<Buffer>> weights_;
   EngineOptions options_;
+  Tuning tuning_;
   MemoryNeed need_;
   int process_;
   std::mutex mutex_;

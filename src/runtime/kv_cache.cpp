@@ -45,10 +45,15 @@ void KvCache::move_to(uint32_t capacity, uint32_t rows) {
   next->capacity = capacity;
   next->buffer = device_->allocate(std::max<size_t>(planes * plane_bytes(capacity), 1), "kv cache");
   if (rows_) {
-    const size_t row = shape_.row_bytes();
-    for (uint32_t i = 0; i < planes * shape_.heads; ++i)
-      std::memcpy(next->buffer->data + i * capacity * row,
-                  rows_->buffer->data + i * rows_->capacity * row, rows * row);
+    const std::byte* from = rows_->buffer->data;
+    std::byte* to = next->buffer->data;
+    for (uint32_t plane = 0; plane < planes; ++plane)
+      for (size_t bytes : {shape_.row_bytes(), shape_.scale_bytes})  // of each position
+        for (uint32_t head = 0; head < shape_.heads; ++head) {
+          std::memcpy(to, from, rows * bytes);
+          from += rows_->capacity * bytes;
+          to += capacity * bytes;
+        }
   }
   next->written = rows;
   rows_ = std::move(next);

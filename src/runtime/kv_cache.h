@@ -10,9 +10,10 @@ namespace lily {
 
 struct KvShape {
   uint32_t layers, heads, head_dim;
-  size_t element_bytes;
+  size_t element_bytes, scale_bytes;  // of a row's elements; of its scale, where it has one
 
   size_t row_bytes() const { return head_dim * element_bytes; }
+  size_t position_bytes() const { return 2 * layers * heads * (row_bytes() + scale_bytes); }
 };
 
 // A value: copying it shares the rows. Whoever would overwrite rows that another owner may see,
@@ -35,7 +36,8 @@ class KvCache {
   size_t bytes() const { return rows_ ? rows_->buffer->bytes : 0; }
 
  private:
-  // Layout: [layer][keys, values][head][capacity][head_dim].
+  // Layout: [layer][keys, values] of [head][capacity][head_dim] elements, then [head][capacity]
+  // scales.
   struct Rows {
     std::shared_ptr<Buffer> buffer;
     uint32_t capacity;
@@ -45,7 +47,7 @@ class KvCache {
 
   Slot slot(uint32_t plane) const;
   size_t plane_bytes(uint32_t capacity) const {
-    return size_t{shape_.heads} * capacity * shape_.row_bytes();
+    return size_t{shape_.heads} * capacity * (shape_.row_bytes() + shape_.scale_bytes);
   }
   void move_to(uint32_t capacity, uint32_t rows);
 

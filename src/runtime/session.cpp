@@ -12,10 +12,7 @@ namespace lily {
 Session::Session(std::shared_ptr<Engine> engine, uint32_t context)
     : engine_(std::move(engine)),
       context_(context),
-      kv_(engine_->device(),
-          {engine_->config().n_attention_layers(), engine_->config().num_key_value_heads,
-           engine_->config().head_dim,
-           element_bytes(SlotType::act, engine_->options().precision)}),
+      kv_(engine_->device(), engine_->kv_shape()),
       bindings_(engine_->config().n_layers()) {
   engine_->check_process();
   if (context == 0) throw ArgumentError("context: expected at least 1 token, found 0");
@@ -82,14 +79,14 @@ void Session::check_room(size_t n) const {
 // ---------------------------------------------------------------------------------------------
 
 Step Session::step_at(uint32_t position, uint32_t rows) const {
-  Step step = lily::step_at(engine_->device().tuning(), position, rows);
+  Step step = lily::step_at(engine_->tuning(), position, rows);
   step.capacity = kv_.capacity();
   return step;
 }
 
 PlanOptions Session::decode_plan(PlanKind kind, uint32_t position, bool penalties) const {
   return {.kind = kind,
-          .single_block = position + 1 <= engine_->device().tuning().single_block,
+          .single_block = position + 1 <= engine_->tuning().single_block,
           .penalties = penalties};
 }
 
@@ -125,11 +122,16 @@ void Session::bind(Buffer& tokens, Buffer& logits) {
 
 void Session::run(const Plan& plan, const Step& step) {
   try {
-    plan.replay(engine_->device(), bindings_, step)->wait();
+    wait(*plan.replay(engine_->device(), bindings_, step));
   } catch (...) {
     poisoned_ = true;
     throw;
   }
+}
+
+void Session::wait(CommandBuffer& commands) {
+  const Timing timing = commands.wait();
+  device_s_ += timing.end_s - timing.start_s;
 }
 
 // A number that is not finite means that the state behind it is lost as well.
@@ -319,10 +321,7 @@ void Session::stop() {
 void Session::reset() {
   engine_->check_process();
   decoder_.reset();
-  kv_ = KvCache(engine_->device(),
-                {engine_->config().n_attention_layers(), engine_->config().num_key_value_heads,
-                 engine_->config().head_dim,
-                 element_bytes(SlotType::act, engine_->options().precision)});
+  kv_ = KvCache(engine_->device(), engine_->kv_shape());
   for (auto& state : states_) std::memset(state->data, 0, state->bytes);
   std::memset(ring_->data, 0, ring_->bytes);
   parity_ = 0;

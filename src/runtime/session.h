@@ -68,6 +68,8 @@ class Session {
   std::optional<uint32_t> pending() const { return pending_; }
   const std::vector<uint32_t>& tokens() const { return tokens_; }
   size_t kv_bytes() const { return kv_.bytes(); }
+  // Seconds that the device has worked on what the session waited for.
+  double device_s() const { return device_s_; }
   Engine& engine() { return *engine_; }
   const std::shared_ptr<Engine>& engine_ptr() const { return engine_; }
 
@@ -88,6 +90,7 @@ class Session {
   PlanOptions prefill_plan(PlanKind kind, uint32_t rows) const;
   void bind(Buffer& tokens, Buffer& logits);
   void run(const Plan&, const Step&);  // commits and waits; poisons on failure
+  void wait(CommandBuffer&);
   void take_logits();
   void step(uint32_t token);
   void consume_pending();
@@ -104,6 +107,7 @@ class Session {
   std::vector<uint32_t> tokens_;
   uint32_t prompt_length_ = 0;  // tokens before it count as prompt for penalties
   std::optional<uint32_t> pending_;  // returned by a stream, not consumed yet
+  double device_s_ = 0;
   bool has_logits_ = false;
   bool poisoned_ = false;
   std::atomic<bool> cancelled_{false};

@@ -7,6 +7,7 @@
 #include "graph/recorder.h"
 #include "metal/prefill_norm.h"
 #include "metal/prefill_project_add.h"
+#include "metal/prefill_topk.h"
 
 namespace lily {
 namespace {
@@ -18,15 +19,20 @@ struct FakeDevice : Device {
     std::vector<std::byte> memory;
   };
   struct Commands : CommandBuffer {
-    std::string log;
+    explicit Commands(std::string& of_device) : history(of_device) {}
+    std::string log, &history;
     void dispatch(const Dispatch&) override { log += 'd'; }
     void barrier() override { log += '|'; }
-    void commit() override {}
-    Timing wait() override { return {}; }
+    void commit() override { history += log + 'c'; }
+    Timing wait() override {
+      history += 'w';
+      return {};
+    }
   };
 
   DeviceInfo info_;
   Tuning tuning_;
+  std::string history;  // of all command buffers
   FakeKernel kernel_;
 
   const DeviceInfo& info() const override { return info_; }
@@ -47,7 +53,9 @@ struct FakeDevice : Device {
                        std::span<const PackSpec* const>) override {
     return &kernel_;
   }
-  std::unique_ptr<CommandBuffer> command_buffer() override { return std::make_unique<Commands>(); }
+  std::unique_ptr<CommandBuffer> command_buffer() override {
+    return std::make_unique<Commands>(history);
+  }
 };
 
 Tensor weight() {
@@ -128,6 +136,33 @@ TEST(recorder_moves_an_independent_dispatch_forward) {
   add(rec, y, x);
   norm(rec, z, w);  // recorded last, may run first
   CHECK(replay(device, rec.finish()) == "dd|d");
+}
+
+void add_one(const PrefillTopk::Host<float>& a) {
+  CHECK(a.c.EXPERTS == 4 && a.c.TOP == 2 && a.p.rows == 1);
+  a.shares[0] = a.logits[0] + 1;
+}
+
+TEST(the_host_waits_for_what_came_before_and_the_rest_for_the_host) {
+  FakeDevice device;
+  Recorder rec(device, Precision::fast);
+  auto choose = [&](const Tensor& logits, const Tensor& shares) {
+    rec.on_host<PrefillTopk, add_one>(
+        {.logits = logits, .ids = rec.temporary(SlotType::u32, {2}), .shares = shares},
+        {.EXPERTS = 4, .TOP = 2}, [](auto& p, const Step& s) { p.rows = s.rows; });
+  };
+  Tensor x = rec.temporary(SlotType::f32, {16}), y = rec.temporary(SlotType::act, {16});
+  Tensor shares = rec.temporary(SlotType::f32, {16}), more = rec.temporary(SlotType::f32, {16});
+  add(rec, y, x);
+  choose(x, shares);
+  choose(shares, more);  // the device is idle already
+  norm(rec, more, y);
+  const Plan plan = rec.finish();
+  CHECK(plan.stats().dispatches == 2 && plan.stats().host_steps == 2);
+  plan.replay(device, Bindings(1), Step{});
+  CHECK(device.history == "dcwdc");
+  const auto memory = plan.entries().back().slots[0];
+  CHECK(*reinterpret_cast<float*>(memory.buffer->data + memory.offset) == 2);
 }
 
 TEST(recorder_shares_bytes_only_across_groups) {

@@ -1,6 +1,8 @@
 // The decode loop with cancellation from another thread, forks that share a cache, hostile tables.
 // Run under ThreadSanitizer and AddressSanitizer as well.
+#include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <thread>
 
 #include "base/error.h"
@@ -147,9 +149,64 @@ TEST(a_model_that_does_not_fit_is_refused_with_both_numbers) {
       "expected at most 0.00 GB"));
 }
 
+// Row by row, as heads × (elements, then scales) of a plane: whoever moves rows must take both along.
+TEST(a_moved_cache_keeps_its_rows_and_their_scales) {
+  const auto device = make_device("cpu", 1);
+  const KvShape shape{2, 3, 32, 1, 4};
+  CHECK(shape.position_bytes() == 2 * 2 * 3 * 36);
+  KvCache cache(*device, shape);
+  const auto at = [&](const KvCache& c, uint32_t plane, uint32_t head, uint32_t row, bool scale) {
+    const Slot slot = plane % 2 ? c.values(plane / 2) : c.keys(plane / 2);
+    const size_t rows = size_t{c.capacity()} * 3, i = size_t{c.capacity()} * head + row;
+    return slot.buffer->data + slot.offset + (scale ? rows * 32 + 4 * i : 32 * i);
+  };
+  const auto number = [](uint32_t plane, uint32_t head, uint32_t row, bool scale) {
+    return static_cast<std::byte>(plane * 61 + head * 17 + row * 5 + scale);
+  };
+  const auto each = [&](uint32_t end, auto&& body) {
+    for (uint32_t plane = 0; plane < 4; ++plane)
+      for (uint32_t head = 0; head < 3; ++head)
+        for (uint32_t row = 0; row < end; ++row)
+          for (bool scale : {false, true}) body(plane, head, row, scale);
+  };
+  cache.reserve(0, 50, 100);
+  CHECK(cache.capacity() == 128 && cache.bytes() == 128 * shape.position_bytes());
+  each(50, [&](auto... i) { std::memset(at(cache, i...), int(number(i...)), 1); });
+  const KvCache shared = cache;
+  cache.reserve(40, 45, 5000);  // the other owner keeps rows 40 … 49
+  each(5, [&](auto plane, auto head, auto row, auto scale) {
+    std::memset(at(cache, plane, head, 40 + row, scale), 0, scale ? 4 : 32);
+  });
+  cache.reserve(45, 4097, 5000);  // outgrows its memory
+  CHECK(cache.capacity() == 5056);
+  each(50, [&](auto... i) { CHECK(*at(shared, i...) == number(i...)); });
+  each(40, [&](auto... i) { CHECK(*at(cache, i...) == number(i...)); });
+}
+
+TEST(the_last_layer_is_skipped_where_nobody_reads_it) {
+  static const test::TinyCheckpoint checkpoint;
+  for (bool attention : {false, true}) {  // as the last layer's kind
+    Config config = test::tiny_config();
+    config.full_attention = attention ? std::vector<bool>{false, false, true}
+                                      : std::vector<bool>{false, false, true, false};
+    const auto with = Engine::load(make_device("cpu", 1), config, checkpoint.table,
+                                   {.precision = Precision::float32, .chunk = 16}, nullptr);
+    const std::vector<std::string> names{"last_layer_skip"};
+    const auto without = with->without(Ablation(names));
+    const uint32_t fewer = without->plan({.kind = PlanKind::prefill}).stats().dispatches -
+                           with->plan({.kind = PlanKind::prefill}).stats().dispatches;
+    CHECK(fewer == 9);  // attention or gated norm, its projection, the experts' seven
+    Session a(with, 100), b(without, 100);
+    for (Session* s : {&a, &b}) s->prefill(prompt(40), nullptr);
+    CHECK(std::equal(a.logits(), a.logits() + config.vocab_size, b.logits()));
+    CHECK(take(a, 8) == take(b, 8));
+  }
+}
+
 TEST(a_context_beyond_131072_keys_takes_no_more_blocks_than_there_is_room_for) {
   const auto device = make_device("cpu", 1);
   const Tuning& t = device->tuning();
+  CHECK(t.block(t.single_block) == t.single_block);
   for (uint32_t keys = t.single_block + 1; keys < 300000; ++keys)
     CHECK((keys - 1) / t.block(keys) + 1 <= t.max_blocks);
 }

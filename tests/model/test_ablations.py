@@ -23,7 +23,13 @@ NAMES = (
     "concurrent_dispatch",
     "fused_gate_up",
     "fused_down",
+    "fused_qk_prep",
     "fused_delta_norm",
+    "tile_rows_by_load",
+    "last_layer_skip",
+    "coalesced_kv",
+    "gqa_packing",
+    "split_kv",
 )
 ON_METAL = (
     "gpu_routing",
@@ -31,6 +37,7 @@ ON_METAL = (
     "row_parallel",
     "fused_gate_up",
     "fused_down",
+    "fused_qk_prep",
     "fused_delta_norm",
 )
 
@@ -64,8 +71,8 @@ def test_rounded_weights_are_near(tiny: lily.Model) -> None:
     with tiny.without(ROUNDS) as variant:
         expected = np.asarray(tiny.session().prefill(prompt(70)))
         found = np.asarray(variant.session().prefill(prompt(70)))
-        # bf16 rounds a weight by 2^-9 / sqrt(3) = 1.1e-3 of it, and so each product; six a layer add
-        # up at random to 5e-3 in four layers and 8e-3 in eight.
+        # bf16 rounds a weight by 2^-9 / sqrt(3) = 1.1e-3 of it, and so each product; six a layer
+        # add up at random to 5e-3 in four layers and 8e-3 in eight.
         assert 0 < relative_rms(found, expected) < 2e-2
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import signal
@@ -108,9 +110,11 @@ def test_info_and_plan(folder: str) -> None:
 def test_bench(folder: str, tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
     options = (
-        "--contexts 8,40 --prefill 20 --decode 6 --rounds 2 --peers none --ablate token_handover"
+        "--contexts 8,40 --prefill 20 --decode 6 --rounds 2 --peers none"
+        " --ablate token_handover --stages"
     )
-    done = lily("bench", folder, *options.split(), "--json", str(out))
+    table = tmp_path / "bench.csv"
+    done = lily("bench", folder, *options.split(), "--json", str(out), "--csv", str(table))
     assert done.returncode == 0, done.stderr
     assert "decode after 40" in done.stdout
     report = json.loads(out.read_text(encoding="utf-8"))
@@ -118,7 +122,18 @@ def test_bench(folder: str, tmp_path: Path) -> None:
     assert [r["steps"] for r in decoded] == [6] * 8
     assert {r["engine"] for r in decoded} == {"lily", "without token_handover"}
     assert all(r["tok_s"] > 0 for r in report["rounds"])
+    assert all(0 < r["device_s"] < 2 * r["seconds"] for r in report["rounds"])
     assert report["engines"][0]["peak_bytes"] > 10**7
+    rows = list(csv.DictReader(io.StringIO(table.read_text(encoding="utf-8"))))
+    assert [float(row["seconds"]) for row in rows] == pytest.approx(
+        [r["seconds"] for r in report["rounds"]], abs=1e-6
+    )
+    prefill, decode = report["stages"]
+    assert (prefill["pass"], decode["pass"]) == ("prefill 20", "decode after 40")
+    stages = {(s["stage"], s["kernel"]): s for s in decode["stages"]}
+    assert stages["experts", "experts_up"]["gb_s"] > 0
+    assert sum(s["dispatches"] for s in decode["stages"]) == pytest.approx(8 * 6 + 2)
+    assert "experts: experts_up" in done.stdout and "the device was busy:" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ GUARD = 64
 """Elements before and after each output that must stay as they were."""
 
 POISON = {
+    np.dtype(np.uint8): 0xFF,
     np.dtype(np.float32): np.nan,
     np.dtype(np.uint16): 0xFFFF,
     np.dtype(np.uint32): 0xFFFFFFFF,
@@ -146,6 +147,39 @@ def rounded(values: Array, precision: str) -> Floats:
 
 def normals(rng: np.random.Generator, *shape: int) -> Floats:
     return rng.standard_normal(shape).astype(np.float32)
+
+
+# Keys and values as int8: bytes of codes [heads, capacity, DH], then of scales [heads, capacity].
+
+
+def to_int8(rows: Array) -> NDArray[np.uint8]:
+    """A cache that holds rows [heads, capacity, DH]."""
+    scales = (np.abs(rows).max(-1) / 127).astype(np.float32)
+    codes = np.rint(rows / np.maximum(scales, 1e-30)[..., None]).astype(np.int8)
+    return np.concatenate([codes.view(np.uint8).ravel(), scales.view(np.uint8).ravel()])
+
+
+def from_int8(cache: Array, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    codes, scales = _split_int8(cache, shape)
+    return codes.astype(np.float64) * scales[..., None]
+
+
+def _split_int8(cache: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    n = int(np.prod(shape))
+    return cache[:n].view(np.int8).reshape(shape), cache[n:].view(np.float32).reshape(shape[:-1])
+
+
+def check_new_rows(found: Array, before: Array, rows: Array, position: int) -> None:
+    """That a cache got rows [heads, T, DH] from `position` on, and nothing else changed. Either as
+    int8 bytes."""
+    shape = (len(rows), len(before) // len(rows) // (rows.shape[-1] + 4), rows.shape[-1])
+    new = slice(position, position + rows.shape[1])
+    codes, scales = _split_int8(found, shape)
+    assert np.allclose(scales[:, new], np.abs(rows).max(-1) / 127, rtol=1e-5, atol=0)
+    off = np.abs(codes[:, new] * scales[:, new, None].astype(np.float64) - rows)
+    assert np.all(off <= 0.501 * scales[:, new, None])
+    for a, b in zip(_split_int8(found, shape), _split_int8(before, shape), strict=True):
+        assert np.array_equal(np.delete(a, new, 1), np.delete(b, new, 1))
 
 
 # Packed weights.
@@ -334,7 +368,8 @@ def run(
     Args:
         isa: an instruction set of the CPU device, "metal", "metal plain" or one of these with the
             name of a chip. The test is skipped where there is no such kernel.
-        slots: by name: an array for READ and UPDATE (activations as floats), a `Weight` for packed
+        slots: by name: an array for READ and UPDATE (activations as floats, an int8 cache as
+            bytes), a `Weight` for packed
             ones, a shape for WRITE. A slot left out is not bound.
     """
     if is_metal(isa):
@@ -385,10 +420,13 @@ def run(
 def storage(kind: str, precision: str) -> np.dtype[Any]:
     if kind == "uint32":
         return np.dtype(np.uint32)
-    return np.dtype(np.uint16 if kind == "act" and precision == "fast" else np.float32)
+    narrow = kind in ("act", "cache") and precision == "fast"
+    return np.dtype(np.uint16 if narrow else np.float32)
 
 
 def encode(values: Array, dtype: np.dtype[Any]) -> Array:
+    if values.dtype == np.uint8:
+        return values
     if dtype == np.uint16:
         return to_bf16(values)
     return np.ascontiguousarray(values, dtype)

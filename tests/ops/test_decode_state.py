@@ -8,7 +8,18 @@ from typing import Any
 import numpy as np
 import oracle
 import pytest
-from harness import PRECISIONS, isas, normals, random_weight, relative_rms, rounded, run
+from harness import (
+    PRECISIONS,
+    check_new_rows,
+    from_int8,
+    isas,
+    normals,
+    random_weight,
+    relative_rms,
+    rounded,
+    run,
+    to_int8,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -133,6 +144,7 @@ def run_attend(
     block: int | None,
     seed: int,
     threads: int = 1,
+    int8: bool = False,
 ) -> None:
     heads, capacity = kv_heads * group, position + 3
     rng = np.random.default_rng(seed)
@@ -141,6 +153,7 @@ def run_attend(
     frequencies = (10.0 ** -np.linspace(0, 5, rotary // 2)).astype(np.float32)
     keys = rounded(normals(rng, kv_heads, capacity, dh), precision)
     values = rounded(normals(rng, kv_heads, capacity, dh), precision)
+    cache = (to_int8(keys), to_int8(values)) if int8 else (keys, values)
     blocks = -(-(position + 1) // block) if block else 1
     merge = {
         "partial": (blocks, heads, dh),
@@ -154,6 +167,7 @@ def run_attend(
             "DH": dh,
             "ROTARY": rotary,
             "MERGE": int(block is not None),
+            "KV_INT8": int(int8),
             "EPS": EPS,
         },
         {"position": position, "capacity": capacity, "block": block or 0, "blocks": blocks},
@@ -164,8 +178,8 @@ def run_attend(
         q_norm=q_norm,
         k_norm=k_norm,
         frequencies=frequencies,
-        keys=keys,
-        values=values,
+        keys=cache[0],
+        values=cache[1],
         **(merge if block else {"u": (heads, dh)}),
     )
     q, gate, k, v = oracle.split_qkv(qkv.astype(np.float64), heads, kv_heads, dh)
@@ -174,12 +188,17 @@ def run_attend(
     k = oracle.rotate(oracle.norm(k, k_norm, EPS), position, f)
     new_keys, new_values = keys.astype(np.float64), values.astype(np.float64)
     new_keys[:, position], new_values[:, position] = k, v
-    got.expect("keys", new_keys, act=True)
-    got.expect("values", new_values, act=True)
-    others = np.arange(capacity) != position
-    assert np.array_equal(got["keys"][:, others], keys[:, others])
     # The kernel reads back what it stored.
-    new_keys[:, position] = got["keys"][:, position]
+    if int8:
+        check_new_rows(got["keys"], cache[0], k[:, None], position)
+        check_new_rows(got["values"], cache[1], v[:, None], position)
+        new_keys, new_values = (from_int8(got[name], keys.shape) for name in ("keys", "values"))
+    else:
+        got.expect("keys", new_keys, act=True)
+        got.expect("values", new_values, act=True)
+        others = np.arange(capacity) != position
+        assert np.array_equal(got["keys"][:, others], keys[:, others])
+        new_keys[:, position] = got["keys"][:, position]
     u = oracle.attend(q, gate, new_keys[:, : position + 1], new_values[:, : position + 1])
     if block:
         got = run(
@@ -208,6 +227,7 @@ def run_attend(
     block=st.one_of(st.none(), st.sampled_from([1, 16, 50, 128])),
     seed=SEEDS,
     threads=THREADS,
+    int8=st.booleans(),
 )
 def test_attend(build: tuple[str, str], dh: int, quarter: bool, **shape: Any) -> None:
     run_attend(*build, dh=dh, rotary=dh // 4 if quarter else dh, **shape)

@@ -21,7 +21,9 @@ from harness import (
     Result,
     Weight,
     all_constants,
+    check_new_rows,
     encode,
+    from_int8,
     metal_missing,
     metal_order,
     normals,
@@ -31,6 +33,7 @@ from harness import (
     rounded,
     run,
     storage,
+    to_int8,
 )
 
 from softmetal.library import ORDERS, Library, Order, Slot, read
@@ -488,6 +491,7 @@ def attend(
     rotary: int,
     position: int,
     block: int | None,
+    **constants: int,
 ) -> Case:
     heads, capacity = kv_heads * group, position + 3
     rng = np.random.default_rng(dh + position)
@@ -529,6 +533,7 @@ def attend(
             "ROTARY": rotary,
             "MERGE": int(block is not None),
             "EPS": EPS,
+            **constants,
         },
         {"position": position, "capacity": capacity, "block": block or 0, "blocks": blocks},
         {
@@ -557,10 +562,74 @@ def attend(
         (1, 6, 128, 128, 70, 33),
         (1, 5, 64, 2, 33, None),
         (1, 2, 160, 40, 4, 4),
+        (1, 2, 32, 16, 300, 1),
     ],
 )
 def test_attend(precision: str, shape: Any) -> None:
     check(attend(precision, *shape))
+
+
+@pytest.mark.parametrize("constants", [{"BY_KEY": 1}, {"APART": 1}])
+def test_attend_without_a_technique(constants: dict[str, int]) -> None:
+    check(attend("fast", 2, 3, 96, 32, 700, 333, **constants))
+    check(attend("float32", 1, 5, 32, 32, 40, None, **constants))
+
+
+def test_attend_with_queries_and_cache_prepared() -> None:
+    for precision, shape in (("fast", (2, 3, 64, 64, 70, 33)), ("float32", (1, 2, 32, 8, 9, None))):
+        case = attend(precision, *shape, PREPARED=1)
+        kv_heads, group, dh, _, position, _ = shape
+        q = oracle.split_qkv(case.slots["qkv"], kv_heads * group, kv_heads, dh)[0]
+        (f,) = oracle.f64(case.slots.pop("frequencies"))
+        q = oracle.rotate(oracle.norm(q, case.slots.pop("q_norm"), EPS), position, f) * dh**-0.5
+        del case.slots["k_norm"]
+        case.slots["q"] = rounded(q, precision)
+        for name in ("keys", "values"):
+            case.slots[name] = rounded(case.expected[name][0], precision)
+        check(case)
+
+
+@pytest.mark.parametrize(
+    ("precision", "shape", "constants"),
+    [
+        ("fast", (2, 8, 256, 64, 130, None), {}),
+        ("float32", (2, 8, 256, 64, 130, 128), {}),
+        ("fast", (3, 2, 96, 32, 70, 33), {"BY_KEY": 1}),
+        ("float32", (1, 6, 32, 8, 0, None), {"APART": 1}),
+    ],
+)
+def test_attend_over_an_int8_cache(precision: str, shape: Any, constants: dict[str, int]) -> None:
+    kv_heads, group, dh, _, position, _ = shape
+    case = attend(precision, *shape, KV_INT8=1, **constants)
+    rows = {
+        name: case.expected.pop(name)[0][:, position : position + 1] for name in ("keys", "values")
+    }
+    case.expected.clear()
+    cache_shape = case.slots["keys"].shape
+    for name in rows:
+        case.slots[name] = to_int8(case.slots[name])
+    q, gate, k, v = oracle.split_qkv(
+        case.slots["qkv"].astype(np.float64), kv_heads * group, kv_heads, dh
+    )
+    (f,) = oracle.f64(case.slots["frequencies"])
+    q, k = (
+        oracle.rotate(oracle.norm(a, case.slots[name], EPS), position, f)
+        for a, name in ((q, "q_norm"), (k, "k_norm"))
+    )
+    for order in ORDERS:
+        got = check(case, [order])
+        check_new_rows(got["keys"], case.slots["keys"], k[:, None], position)
+        check_new_rows(got["values"], case.slots["values"], v[:, None], position)
+        seen = [from_int8(got[name], cache_shape)[:, : position + 1] for name in rows]
+        u = oracle.attend(q, gate, *seen)
+        if case.constants["MERGE"]:
+            weights = np.exp(got["extent"][..., 0] - got["extent"][..., 0].max(0))[..., None]
+            found = (weights * got["partial"]).sum(0) / (
+                weights[..., 0] * got["extent"][..., 1]
+            ).sum(0)[:, None]
+            assert relative_rms(found * oracle.sigmoid(gate), u) < 1e-5
+        else:
+            got.expect("u", u, act=True)
 
 
 def attend_merge(precision: str, heads: int, dh: int, blocks: int) -> Case:
@@ -584,7 +653,7 @@ def attend_merge(precision: str, heads: int, dh: int, blocks: int) -> Case:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("shape", [(16, 256, 33), (1, 32, 1), (3, 96, 7), (2, 160, 256)])
+@pytest.mark.parametrize("shape", [(16, 256, 33), (1, 32, 1), (3, 96, 7), (2, 160, 301)])
 def test_attend_merge(precision: str, shape: Any) -> None:
     check(attend_merge(precision, *shape))
 

@@ -14,15 +14,20 @@ import oracle_rows
 import pytest
 from harness import (
     PRECISIONS,
+    SOFTMETAL,
     Weight,
     assert_close32,
+    check_new_rows,
+    from_int8,
     metal_missing,
     normals,
     random_weight,
     rounded,
+    to_int8,
 )
 from metal_cases import Case, check, dispatch, flattened, run_source
 
+from lily import _testing
 from softmetal.library import ORDERS
 from softmetal.mutations import without_each_barrier
 
@@ -347,6 +352,27 @@ def test_attend_prep(precision: str, rows: int, position: int, shape: Any, rotar
     check(attend_prep(precision, rows, position, shape, rotary))
 
 
+def test_attend_prep_of_keys_and_values_alone() -> None:
+    case = attend_prep("fast", 3, 6, (8, 2, 64), 32)
+    case.constants["CACHE_ONLY"] = 1
+    del case.slots["q"], case.expected["q"]
+    check(case)
+
+
+@precisions
+def test_attend_prep_of_an_int8_cache(precision: str) -> None:
+    rows, position, shape = 5, 9, (4, 2, 96)
+    case = attend_prep(precision, rows, position, shape, 32)
+    case.constants["KV_INT8"] = 1
+    wanted = {name: case.expected.pop(name)[0] for name in ("keys", "values")}
+    for name in wanted:
+        case.slots[name] = to_int8(case.slots[name])
+    got = check(case)
+    for name, values in wanted.items():
+        new = values[:, position : position + rows]
+        check_new_rows(got[name], case.slots[name], new, position)
+
+
 def attend_inputs(rng: Any, precision: str, rows: int, position: int, shape: Any) -> dict[str, Any]:
     """Scores of deviation 2, more than a model's. Entries after the last row's are poison."""
     heads, kv_heads, dh = shape
@@ -360,7 +386,9 @@ def attend_inputs(rng: Any, precision: str, rows: int, position: int, shape: Any
     }
 
 
-def attend(precision: str, inputs: dict[str, Any], position: int, shape: Any) -> Case:
+def attend(
+    precision: str, inputs: dict[str, Any], position: int, shape: Any, **constants: int
+) -> Case:
     heads, kv_heads, dh = shape
     q = inputs["q"]
     rows = len(q)
@@ -368,7 +396,7 @@ def attend(precision: str, inputs: dict[str, Any], position: int, shape: Any) ->
     u = oracle_rows.attend(q, inputs["keys"], inputs["values"], gates, position)
     return Case(
         "prefill_attend",
-        {"HEADS": heads, "KV_HEADS": kv_heads, "DH": dh},
+        {"HEADS": heads, "KV_HEADS": kv_heads, "DH": dh, **constants},
         {"rows": rows, "position": position, "capacity": inputs["keys"].shape[1]},
         {**inputs, "u": q.shape},
         {"u": (u, True)},
@@ -396,6 +424,58 @@ def test_attend(precision: str, rows: int, position: int, shape: Any) -> None:
     case = attend(precision, inputs, position, shape)
     got = check(case)
     assert_close32(got["u"], case.expected["u"][0], ATTEND_TOLERANCE[precision])
+
+
+@pytest.mark.skipif(not SOFTMETAL, reason="counts what the software Metal is given")
+def test_attend_in_slices() -> None:
+    """Attention that is cut by rows, for the time that one dispatch takes, has the same bits."""
+    rows, position, shape = ATTEND_SHAPES[2]
+    inputs = attend_inputs(generator(rows, position), "fast", rows, position, shape)
+    case = attend("fast", inputs, position, shape)
+    whole = check(case)
+    try:
+        _testing.metal_budget("metal", 3)
+        before = _testing.fake_number("dispatches")
+        cut = dispatch(case, "metal")
+        assert _testing.fake_number("dispatches") - before == 3
+    finally:
+        _testing.metal_budget("metal", None)
+    assert np.array_equal(cut["u"], whole["u"])
+
+
+@precisions
+def test_attend_with_heads_apart(precision: str) -> None:
+    inputs = attend_inputs(generator(5), precision, 35, 2, (6, 2, 64))
+    case = attend(precision, inputs, 2, (6, 2, 64), APART=1)
+    got = check(case)
+    assert_close32(got["u"], case.expected["u"][0], ATTEND_TOLERANCE[precision])
+
+
+@precisions
+@pytest.mark.parametrize(("rows", "position", "shape"), [ATTEND_SHAPES[0], (40, 31, (3, 1, 96))])
+def test_attend_over_an_int8_cache(precision: str, rows: int, position: int, shape: Any) -> None:
+    # The oracle sees what the codes stand for; those after the last row's are poison.
+    inputs = attend_inputs(generator(rows, position), precision, rows, position, shape)
+    stored, codes = {}, {}
+    for name in ("keys", "values"):
+        cache = inputs[name]
+        cache[:, position + rows :] = 0
+        codes[name] = to_int8(cache)
+        stored[name] = from_int8(codes[name], cache.shape)
+        poisoned = codes[name][: cache.size].reshape(cache.shape)
+        poisoned[:, position + rows :] = 0x80
+        scales = codes[name][cache.size :].view(np.float32).reshape(cache.shape[:2])
+        scales[:, position + rows :] = np.nan
+    case = attend(precision, inputs | stored, position, shape, KV_INT8=1)
+    case.slots |= codes
+    got = check(case)
+    assert_close32(got["u"], case.expected["u"][0], ATTEND_TOLERANCE[precision])
+    cut = rows // 2  # a row's bits depend on the row alone
+    right = attend(
+        precision, rows_of(inputs | stored, slice(cut, None)), position + cut, shape, KV_INT8=1
+    )
+    right.slots |= codes
+    assert same_bits(dispatch(right)["u"], got["u"][cut:])
 
 
 @pytest.mark.parametrize(("rows", "position", "shape"), ATTEND_SHAPES[:3])

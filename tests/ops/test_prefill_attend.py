@@ -17,11 +17,14 @@ from harness import (
     Result,
     assert_close16,
     assert_close32,
+    check_new_rows,
+    from_int8,
     isas,
     normals,
     relative_rms,
     rounded,
     run,
+    to_int8,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,13 +72,15 @@ def prep(
     precision: str,
     isa: str,
     threads: int = 1,
+    **constants: int,
 ) -> Result:
     heads, kv_heads, dh = shape
     names = ("HEADS", "KV_HEADS", "DH", "ROTARY", "EPS")
+    capacity = cache[0].size // kv_heads // (dh + 4 if constants.get("KV_INT8") else dh)
     return run(
         "prefill_attend_prep",
-        dict(zip(names, (heads, kv_heads, dh, 2 * len(frequencies), EPS), strict=True)),
-        {"rows": len(qkv), "position": position, "capacity": cache[0].shape[1]},
+        dict(zip(names, (heads, kv_heads, dh, 2 * len(frequencies), EPS), strict=True)) | constants,
+        {"rows": len(qkv), "position": position, "capacity": capacity},
         precision,
         isa=isa,
         threads=threads,
@@ -98,19 +103,26 @@ def check_prep(
     precision: str,
     isa: str = "",
     threads: int = 1,
+    int8: bool = False,
 ) -> None:
     heads, kv_heads, dh = shape
     qkv = rounded(normals(rng, t, qkv_width(shape)), precision)
     norms = normals(rng, dh), normals(rng, dh)
     frequencies = (1e7 ** -(np.arange(rotary // 2) * 2 / rotary)).astype(np.float32)
     old = rounded(normals(rng, 2, kv_heads, position + t + 2, dh), precision)
-    cache = old[0], old[1]
-    got = prep(qkv, cache, norms, frequencies, position, shape, precision, isa, threads)
+    cache = (to_int8(old[0]), to_int8(old[1])) if int8 else (old[0], old[1])
+    got = prep(
+        qkv, cache, norms, frequencies, position, shape, precision, isa, threads, KV_INT8=int(int8)
+    )
 
     q, _, k, v = oracle_rows.split_qkv(qkv, heads, kv_heads, dh)
     q = oracle_rows.rotate(oracle.norm(q, norms[0], EPS), position, frequencies)
     k = oracle_rows.rotate(oracle.norm(k, norms[1], EPS), position, frequencies)
     got.expect("q", q * dh**-0.5, act=True)
+    if int8:
+        check_new_rows(got["keys"], cache[0], k.swapaxes(0, 1), position)
+        check_new_rows(got["values"], cache[1], v.swapaxes(0, 1), position)
+        return
     close = assert_close32 if precision == "float32" else assert_close16
     new = slice(position, position + t)
     close(got["keys"][:, new].swapaxes(0, 1), k)
@@ -129,6 +141,7 @@ def check_prep(
     rotary=st.sampled_from([0.25, 0.5, 1.0]),
     seed=SEEDS,
     threads=THREADS,
+    int8=st.booleans(),
 )
 def test_queries_and_cache_entries(
     build: tuple[str, str],
@@ -138,9 +151,10 @@ def test_queries_and_cache_entries(
     rotary: float,
     seed: int,
     threads: int,
+    int8: bool,
 ) -> None:
     rng = np.random.default_rng(seed)
-    check_prep(rng, shape, t, position, int(shape[2] * rotary), *build, threads)
+    check_prep(rng, shape, t, position, int(shape[2] * rotary), *build, threads, int8)
 
 
 def test_angles_of_a_distant_position() -> None:
@@ -167,13 +181,21 @@ def inputs_of(
 
 
 def attend(
-    inputs: dict[str, Any], position: int, shape: Heads, precision: str, isa: str, threads: int = 1
+    inputs: dict[str, Any],
+    position: int,
+    shape: Heads,
+    precision: str,
+    isa: str,
+    threads: int = 1,
+    int8: bool = False,
 ) -> Any:
-    q = inputs["q"]
+    q, capacity = inputs["q"], inputs["keys"].shape[1]
+    if int8:
+        inputs = inputs | {name: to_int8(inputs[name]) for name in ("keys", "values")}
     return run(
         "prefill_attend",
-        dict(zip(("HEADS", "KV_HEADS", "DH"), shape, strict=True)),
-        {"rows": len(q), "position": position, "capacity": inputs["keys"].shape[1]},
+        dict(zip(("HEADS", "KV_HEADS", "DH"), shape, strict=True)) | {"KV_INT8": int(int8)},
+        {"rows": len(q), "position": position, "capacity": capacity},
         precision,
         isa=isa,
         threads=threads,
@@ -227,6 +249,35 @@ def test_attention(
     inputs["keys"] = saved
     right = attend(rows_of(inputs, slice(cut, None)), position + cut, shape, precision, isa)
     assert np.array_equal(np.concatenate([left, right]), u)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    build=st.sampled_from(BUILDS),
+    shape=HEADS,
+    t=TOKENS,
+    position=POSITIONS,
+    cut=st.integers(0, 130),
+    seed=SEEDS,
+    threads=THREADS,
+)
+def test_attention_over_an_int8_cache(
+    build: tuple[str, str],
+    shape: Heads,
+    t: int,
+    position: int,
+    cut: int,
+    seed: int,
+    threads: int,
+) -> None:
+    precision, isa = build
+    inputs = inputs_of(np.random.default_rng(seed), shape, t, position, precision, spare=0)
+    u = attend(inputs, position, shape, precision, isa, threads, int8=True)
+    stored = {n: from_int8(to_int8(inputs[n]), inputs[n].shape) for n in ("keys", "values")}
+    check(u, expected_of(inputs | stored, position, shape), precision)
+    right = rows_of(inputs, slice(cut % t, None))
+    again = attend(right, position + cut % t, shape, precision, isa, int8=True)
+    assert np.array_equal(again, u[cut % t :])
 
 
 @builds

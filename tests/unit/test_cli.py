@@ -242,13 +242,14 @@ def test_control_characters_are_shown_on_a_terminal() -> None:
 def test_options_reach_the_model(model: Pretend, capsys: Captured) -> None:
     command = """generate org/name Hi --max-tokens 9 --temperature 0.5 --top-k 3 --top-p 0.9
         --min-p 0.1 --seed 11 --repetition-penalty 1.1 --presence-penalty -0.5 --stop END
-        --stop X --device cpu --precision float32 --context 77 --threads 2 --revision main
+        --stop X --device cpu --precision float32 --kv int8 --context 77 --threads 2 --revision main
         --offline --memory-limit 1.5GiB"""
     assert cli.main(command.split()) == 0
     assert model.loaded == {
         "source": "org/name",
         "device": "cpu",
         "precision": "float32",
+        "kv": "int8",
         "context": 77,
         "threads": 2,
         "memory_limit": 3 << 29,

@@ -235,7 +235,7 @@ def test_command(
     assert cli.main(argv) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found) == {
-        "model", "revision", "device", "precision", "file", "text_sha256", "perplexity",
+        "model", "revision", "device", "precision", "kv", "file", "text_sha256", "perplexity",
         "nats_per_token", "bits_per_byte", "positions", "tokens", "window", "seconds", "tok_s",
     }  # fmt: skip
     with lily.Model.load(folder, precision="float32") as model:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import lily
 import random_checkpoint
 from lily import _core
 from lily.config import parse_config
@@ -62,6 +65,11 @@ def test_dispatches_of_a_decoded_token(
 PROMPT = 1 + 30 * 7 + 10 * 5 + 40 * 7 + 1
 # name: dispatches and stages of a decoded token, and of a prompt's last chunk
 ABLATED = {
+    "coalesced_kv": (252, 252, PROMPT, PROMPT - 30),
+    "fused_qk_prep": (262, 262, PROMPT, PROMPT - 30),
+    "gqa_packing": (252, 252, PROMPT, PROMPT - 30),
+    "last_layer_skip": (252, 252, PROMPT, PROMPT - 30),  # a last chunk goes through it anyway
+    "split_kv": (252, 252, PROMPT, PROMPT - 30),
     "token_handover": (253, 253, PROMPT, PROMPT - 30),  # embeds what the host hands over
     "concurrent_dispatch": (252, 252, PROMPT, PROMPT),
     "chunked_prompts": (252, 252, PROMPT, PROMPT - 30),
@@ -74,6 +82,7 @@ ABLATED = {
     # Of each expert layer: the choice, gate beside up, and their product instead of one dispatch.
     "fused_gate_up": (252 + 40 * 3, 252 + 40 * 2, PROMPT, PROMPT - 30),
     "fused_down": (252 + 40, 252 + 40, PROMPT, PROMPT - 30),
+    "fused_qk_prep": (252 + 10, 252 + 10, PROMPT, PROMPT - 30),
     "fused_delta_norm": (252 + 30, 252 + 30, PROMPT, PROMPT - 30),
 }
 
@@ -84,6 +93,26 @@ def test_what_a_plan_does_without(name: str) -> None:
     assert (
         decoded["dispatches"], decoded["stages"], prompt["dispatches"], prompt["stages"]
     ) == ABLATED[name]  # fmt: skip
+
+
+def test_the_last_layer_of_other_chunks_is_skipped() -> None:
+    # Of attention and experts remain the norm, the projection of keys and values, their way into
+    # the cache.
+    without, found = stats("prefill", ["last_layer_skip"]), stats("prefill")
+    assert without["dispatches"] == PROMPT - 1  # no head
+    assert found["dispatches"] == without["dispatches"] - 2 - 7
+    keys_and_values, experts = 2 * 512 / 9216 * 10.6e6, 458e6
+    saved = without["weight_bytes"] - found["weight_bytes"]
+    assert saved == pytest.approx(experts + 10.6e6 - keys_and_values + 4.7e6, rel=0.05)
+
+
+def test_the_guide_counts_the_same() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "measuring.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+) \| (\d+) \|$", guide, re.M)
+    assert [name for name, *_ in rows] == list(lily.techniques())
+    for name, *counts in rows:
+        found = [stats(kind, ablate=[name])["dispatches"] for kind in ("next_greedy", "prompt")]
+        assert found == [int(count) for count in counts], name
 
 
 def test_bytes_of_a_decoded_token() -> None:
@@ -113,3 +142,6 @@ def test_memory_of_the_real_model() -> None:
     assert need["session_bytes"] == pytest.approx(2 * STATE_BYTES, rel=0.05)
     assert need["scratch_bytes"] < 200e6
     assert need["largest_context"] > 1_000_000
+    options = _core.Options("fast", chunk=512, memory_bytes=64 << 30, kv_int8=True)
+    need = _core.memory_need(_core.Device("cpu", 1), config, table, options)
+    assert need["position_bytes"] == 10 * 2 * 2 * (256 + 4)

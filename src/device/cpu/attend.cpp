@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "device/cpu/cache_rows.h"
 #include "device/cpu/kernels.h"
 #include "device/cpu/rope.h"
 #include "device/cpu/runs.h"
@@ -31,23 +32,24 @@ constexpr uint32_t tile_heads = 2;
 
 // A block of keys and values of one key/value head. Memory is never idle: while keys are multiplied,
 // the block's values are fetched, and while those are, the keys of the thread's next block.
-template <class ACT>
+template <class Row>
 struct Span {
-  const ACT *keys, *values, *next_keys;
+  const Row *keys, *values, *next_keys;
+  const float *key_scales, *value_scales;  // of int8 rows
   uint32_t size, DH;
 };
 
-template <class ACT>
-LILY_INLINE void fetch(const ACT* values, uint32_t n) {
-  for (uint32_t i = 0; i < n; i += 64 / sizeof(ACT)) __builtin_prefetch(values + i, 0, 2);
+template <class Row>
+LILY_INLINE void fetch(const Row* values, uint32_t n) {
+  for (uint32_t i = 0; i < n; i += 64 / sizeof(Row)) __builtin_prefetch(values + i, 0, 2);
 }
 
 // scores[key][head] = q[head] · key
-template <class ACT, uint32_t heads>
-void score(const Span<ACT>& s, const float* q, float* scores) {
+template <class Row, uint32_t heads>
+void score(const Span<Row>& s, const float* q, float* scores) {
   for (uint32_t key = 0; key < s.size; key += 2) {
     const uint32_t other = std::min(key + 1, s.size - 1);
-    const ACT *row_a = s.keys + key * s.DH, *row_b = s.keys + other * s.DH;
+    const Row *row_a = s.keys + key * s.DH, *row_b = s.keys + other * s.DH;
     fetch(s.values + key * s.DH, 2 * s.DH);
     F sums[2 * octet];
     for (F& sum : sums) sum = zero();
@@ -72,13 +74,13 @@ void score(const Span<ACT>& s, const float* q, float* scores) {
 }
 
 // out[head] = Σ weights[key][head] · value
-template <class ACT, uint32_t heads>
-void gather(const Span<ACT>& s, const float* weights, float* out) {
+template <class Row, uint32_t heads>
+void gather(const Span<Row>& s, const float* weights, float* out) {
   for (uint32_t d = 0; d < s.DH; d += 2 * lanes) {
     F low[heads], high[heads];
     for (uint32_t h = 0; h < heads; ++h) low[h] = high[h] = zero();
     const float* w = weights;
-    const ACT *value = s.values + d, *next = s.next_keys + d * s.size;
+    const Row *value = s.values + d, *next = s.next_keys + d * s.size;
     for (uint32_t n = s.size; n > 0; --n, w += octet, value += s.DH, next += 2 * lanes) {
       const F a = load(value), b = load(value + lanes);
       fetch(next, 2 * lanes);
@@ -119,6 +121,12 @@ void exponents(float* scores, uint32_t n, uint32_t heads, Extent* extents) {
   for (uint32_t h = 0; h < heads; ++h) extents[h] = {largest[h], sums[h] + sums[octet + h]};
 }
 
+// Numbers of n keys, each by its key's scale.
+inline void scale_keys(float* numbers, const float* scales, uint32_t n) {
+  for (uint32_t key = 0; key < n; ++key)
+    for (uint32_t h = 0; h < octet; ++h) numbers[key * octet + h] *= scales[key];
+}
+
 // Calls body with `heads`, at most `most`, as a compile-time constant.
 template <uint32_t most, class Body>
 LILY_INLINE void with_heads(uint32_t heads, Body&& body) {
@@ -127,8 +135,8 @@ LILY_INLINE void with_heads(uint32_t heads, Body&& body) {
 }
 
 // All of a block for the query heads of one key/value head.
-template <class ACT>
-void attend_group(const Span<ACT>& s, uint32_t group, const float* q, float* out,
+template <class Row>
+void attend_group(const Span<Row>& s, uint32_t group, const float* q, float* out,
                   Extent* extents) {
   static thread_local Scratch scratch;
   float* scores = scratch.room<float>(size_t{s.size + 1} * octet);
@@ -139,9 +147,11 @@ void attend_group(const Span<ACT>& s, uint32_t group, const float* q, float* out
       for (uint32_t h = 0; h < heads; h += tile_heads)
         with_heads<tile_heads>(std::min(tile_heads, heads - h), [&](auto n) { body(h, n); });
     };
-    for_tiles([&](uint32_t h, auto n) { score<ACT, n>(s, q + at + h * s.DH, scores + h); });
+    for_tiles([&](uint32_t h, auto n) { score<Row, n>(s, q + at + h * s.DH, scores + h); });
+    if (s.key_scales) scale_keys(scores, s.key_scales, s.size);
     exponents(scores, s.size, heads, extents + first);
-    for_tiles([&](uint32_t h, auto n) { gather<ACT, n>(s, scores + h, out + at + h * s.DH); });
+    if (s.value_scales) scale_keys(scores, s.value_scales, s.size);
+    for_tiles([&](uint32_t h, auto n) { gather<Row, n>(s, scores + h, out + at + h * s.DH); });
   }
 }
 
@@ -153,37 +163,41 @@ void write_gated(const float* sum, float scale, const ACT* gate, uint32_t DH, AC
 }
 
 // Queries to scratch, scaled; the new key and value to the cache.
-template <class ACT>
-const float* prepare(const Args<ACT>& a) {
+template <class ACT, class Row>
+const float* prepare(const Args<ACT>& a, const CacheRows<Row>& keys, const CacheRows<Row>& values) {
   static thread_local Scratch scratch;
   const uint32_t H = a.c.HEADS, HKV = a.c.KV_HEADS, DH = a.c.DH;
+  float* q = scratch.room<float>(size_t{H} * DH);
+  if (a.c.PREPARED) {
+    for (uint32_t i = 0; i < H * DH; i += lanes) store(q + i, load(a.q + i));
+    return q;
+  }
   const Rotation rotation(a.p.position, a.frequencies, a.c.ROTARY / 2);
   const float scale = 1.0f / std::sqrt(static_cast<float>(DH));
-  float* q = scratch.room<float>(size_t{H} * DH);
   for (uint32_t h = 0; h < H; ++h)
     norm_rotate(a.qkv + 2 * h * DH, a.q_norm, DH, a.c.EPS, rotation, a.c.ROTARY, scale,
                 q + h * DH);
   const ACT *k = a.qkv + 2 * H * DH, *v = k + HKV * DH;
   for (uint32_t h = 0; h < HKV; ++h) {
-    const size_t entry = (size_t{h} * a.p.capacity + a.p.position) * DH;
-    norm_rotate(k + h * DH, a.k_norm, DH, a.c.EPS, rotation, a.c.ROTARY, 1.0f, a.keys + entry);
-    std::copy_n(v + h * DH, DH, a.values + entry);
+    float key[max_head];
+    norm_rotate(k + h * DH, a.k_norm, DH, a.c.EPS, rotation, a.c.ROTARY, 1.0f, key);
+    keys.put(keys.index(h, a.p.position), key);
+    values.put(values.index(h, a.p.position), v + h * DH);
   }
   return q;
 }
 
-}  // namespace
-
 // The calling thread norms and rotates; then threads share the blocks of keys, head after head. A
 // cache row is read once for eight query heads.
-template <class ACT>
-void attend(const KernelCall& call) {
-  Args<ACT> a(call.slots, call.constants, call.params);
-  const float* q = prepare(a);
+template <class ACT, class Row>
+void attend_rows(const KernelCall& call, const Args<ACT>& a) {
+  const CacheRows<Row> all_keys(a.keys, a.c.KV_HEADS, a.p.capacity, a.c.DH);
+  const CacheRows<Row> all_values(a.values, a.c.KV_HEADS, a.p.capacity, a.c.DH);
+  const float* q = prepare(a, all_keys, all_values);
   const uint32_t H = a.c.HEADS, DH = a.c.DH, group = H / a.c.KV_HEADS, n = a.p.position + 1;
   const uint32_t blocks = a.c.MERGE ? a.p.blocks : 1, block = a.c.MERGE ? a.p.block : n;
   auto first_row = [&](uint32_t i) {
-    return (size_t{i / blocks} * a.p.capacity + size_t{i % blocks} * block) * DH;
+    return all_keys.index(i / blocks, i % blocks * block);
   };
   parallel_runs(call.pool, a.c.KV_HEADS * blocks, [&](uint32_t begin, uint32_t end, uint32_t) {
     static thread_local Scratch scratch;
@@ -192,10 +206,12 @@ void attend(const KernelCall& call) {
     for (uint32_t i = begin; i < end; ++i) {
       const uint32_t b = i % blocks, head = i / blocks * group;
       const uint32_t size = std::min(n - b * block, block);
-      const ACT* keys = a.keys + first_row(i);
-      const ACT* next = i + 1 < end ? a.keys + first_row(i + 1) : keys;
+      const size_t row = first_row(i);
+      const Row* keys = all_keys.row(row);
+      const Row* next = i + 1 < end ? all_keys.row(first_row(i + 1)) : keys;
       if (i == begin) fetch(keys, size * DH);
-      const Span<ACT> span{keys, a.values + first_row(i), next, size, DH};
+      const Span<Row> span{keys, all_values.row(row), next,
+                           all_keys.scale(row), all_values.scale(row), size, DH};
       if (a.c.MERGE) {
         const size_t at = size_t{b} * H + head;
         attend_group(span, group, q + head * DH, a.partial + at * DH,
@@ -208,6 +224,17 @@ void attend(const KernelCall& call) {
                     a.u + (head + h) * DH);
     }
   });
+}
+
+}  // namespace
+
+template <class ACT>
+void attend(const KernelCall& call) {
+  const Args<ACT> a(call.slots, call.constants, call.params);
+  if (a.c.KV_INT8)
+    attend_rows<ACT, int8_t>(call, a);
+  else
+    attend_rows<ACT, ACT>(call, a);
 }
 
 // A thread takes a few heads.

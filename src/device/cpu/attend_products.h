@@ -68,11 +68,14 @@ class FloatProducts {
     F largest, least = exp(set1(-100.0f));
     LILY_INLINE F operator()(F score) const { return exp(score - largest) - least; }
   };
-  // Keeps the probabilities of keys `key` and `key` + 1 and adds them to `sum`.
-  static LILY_INLINE void put(Cell* p, uint32_t group, uint32_t key, F even, F odd, F& sum) {
+  // Adds the probabilities of keys `key` and `key` + 1 to `sum`, and keeps them, each by a factor
+  // where there are any.
+  static LILY_INLINE void put(Cell* p, uint32_t group, uint32_t key, F even, F odd,
+                              const float* factors, F& sum) {
+    sum = sum + (even + odd);
+    if (factors) even = even * set1(factors[key]), odd = odd * set1(factors[key + 1]);
     store(p + key * row_block + group * lanes, even);
     store(p + (key + 1) * row_block + group * lanes, odd);
-    sum = sum + (even + odd);
   }
 
  private:
@@ -170,11 +173,12 @@ class PairProducts {
     }
   };
   // What is summed is what was rounded, so that the weights of a row add up to 1.
-  static LILY_INLINE void put(Cell* p, uint32_t group, uint32_t key, F even, F odd, F& sum) {
-    const __m512i pairs = interleave((__m512i)_mm512_cvtne2ps_pbh(odd.v, even.v));
+  static LILY_INLINE void put(Cell* p, uint32_t group, uint32_t key, F even, F odd,
+                              const float* factors, F& sum) {
+    __m512i pairs = to_pairs(even, odd);
+    sum = dot(as_pairs(pairs), as_pairs(_mm512_set1_epi16(0x3f80)), sum);
+    if (factors) pairs = to_pairs(even * set1(factors[key]), odd * set1(factors[key + 1]));
     _mm512_store_si512(tile(p, key / two, group) + key % two / 2 * lanes, pairs);
-    const P ones = as_pairs(_mm512_set1_epi16(0x3f80));
-    sum = dot(as_pairs(pairs), ones, sum);
   }
 
  private:
@@ -196,6 +200,9 @@ class PairProducts {
                                                        21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
                                                        11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     return _mm512_permutexvar_epi16(_mm512_load_si512(order), halves);
+  }
+  static LILY_INLINE __m512i to_pairs(F even, F odd) {
+    return interleave((__m512i)_mm512_cvtne2ps_pbh(odd.v, even.v));
   }
   // A tile of Vᵀ: 16 columns of keys first … first + 31; those from n on are zero.
   void transpose_values(const bf16* values, uint32_t first, uint32_t n, Cell* to) const {

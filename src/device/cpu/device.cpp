@@ -170,13 +170,6 @@ class CpuBuffer final : public Buffer {
 };
 #endif
 
-// Long contexts get about 256 blocks, short ones blocks small enough to share among threads.
-uint32_t attention_block(uint32_t keys) {
-  if (keys <= 8192) return 128;
-  if (keys <= 32768) return 256;
-  return std::max(512u, ((keys + 255) / 256 + 63) / 64 * 64);
-}
-
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -235,7 +228,6 @@ CpuDevice::CpuDevice(uint32_t threads, std::string_view isa)
   info_.description = "cpu " + std::string(chosen.name) + (tiles ? " amx_bf16, " : ", ") +
                       std::to_string(pool_.size()) + (pool_.size() == 1 ? " thread" : " threads");
   info_.memory_bytes = usable_memory();
-  tuning_.block = attention_block;
   worker_ = std::thread([this] { loop(); });
 }
 

@@ -1,6 +1,8 @@
 // Weights as bf16 in a buffer of their own, for plans without dequantise_in_product.
 #include "metal/expand_weight.h"
 
+#include <cstring>
+
 #include "device/cpu/kernels.h"
 #include "device/cpu/pack.h"
 #include "device/cpu/packed.h"

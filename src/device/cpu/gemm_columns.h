@@ -28,11 +28,16 @@ struct Strip {
 class Strips {
  public:
   // The first `plain` segments, one below the other, are columns 0, 1, … of the result. Two more,
-  // if there are, make a pair with columns 0, 1, … of its own.
-  Strips(const std::byte* packed, uint32_t plain) : header_(packed_header(packed)) {
+  // if there are, make a pair with columns 0, 1, … of its own. Segments whose columns all lie before
+  // `first` are left out.
+  Strips(const std::byte* packed, uint32_t plain, uint32_t first = 0)
+      : header_(packed_header(packed)) {
     for (uint32_t i = 0; i < plain; ++i) {
       const PackedSegment& s = header_.segments[i];
-      add({i, i, columns_, 0, (s.blocks + 1) / 2});
+      if (columns_ + s.rows > first)
+        add({i, i, columns_, 0, (s.blocks + 1) / 2});
+      else
+        left_out_bytes_ += s.blocks * s.block_bytes();
       columns_ += s.rows;
     }
     if (header_.n_segments == plain) return;
@@ -41,8 +46,8 @@ class Strips {
     add({plain, plain + 1, 0, 0, header_.segments[plain].blocks});
   }
 
-  static Strips all_plain(const std::byte* packed) {
-    return {packed, packed_header(packed).n_segments};
+  static Strips all_plain(const std::byte* packed, uint32_t first = 0) {
+    return {packed, packed_header(packed).n_segments, first};
   }
 
   // Throws unless the weight is what the kernel's constants say.
@@ -57,7 +62,7 @@ class Strips {
   uint32_t size() const { return size_; }
   uint32_t K() const { return header_.segments[0].cols; }
   uint32_t experts() const { return header_.experts; }
-  uint64_t expert_bytes() const { return header_.expert_bytes; }
+  uint64_t expert_bytes() const { return header_.expert_bytes - left_out_bytes_; }
 
   Strip at(uint32_t expert, uint32_t index) const {
     const Range* r = ranges_;
@@ -96,6 +101,7 @@ class Strips {
   const PackedHeader& header_;
   Range ranges_[max_segments];
   uint32_t n_ranges_ = 0, size_ = 0, columns_ = 0, paired_columns_ = 0;
+  uint64_t left_out_bytes_ = 0;
 };
 
 // Sinks take a strip and its sums [rows][32] for rows `row` … of the result.

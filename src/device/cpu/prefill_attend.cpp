@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "device/cpu/attend_products.h"
+#include "device/cpu/cache_rows.h"
 #include "device/cpu/kernels.h"
 #include "device/cpu/rope.h"
 #include "device/cpu/scratch.h"
@@ -12,10 +13,13 @@
 
 namespace lily::cpu::LILY_ISA {
 
+namespace {
+
 // A thread takes a few tokens with all their heads: sines and cosines are computed once per token.
-template <class ACT>
-void prefill_attend_prep(const KernelCall& call) {
-  PrefillAttendPrep::Host<ACT> a(call.slots, call.constants, call.params);
+template <class ACT, class Row>
+void prepare_rows(const KernelCall& call, const PrefillAttendPrep::Host<ACT>& a) {
+  const CacheRows<Row> keys(a.keys, a.c.KV_HEADS, a.p.capacity, a.c.DH);
+  const CacheRows<Row> values(a.values, a.c.KV_HEADS, a.p.capacity, a.c.DH);
   const uint32_t H = a.c.HEADS, HKV = a.c.KV_HEADS, DH = a.c.DH, R = a.c.ROTARY;
   const size_t row_size = size_t{2} * (H + HKV) * DH;
   const float scale = 1.0f / std::sqrt(static_cast<float>(DH));
@@ -24,19 +28,18 @@ void prefill_attend_prep(const KernelCall& call) {
       const uint32_t position = a.p.position + static_cast<uint32_t>(t);
       const Rotation rotation(position, a.frequencies, R / 2);
       const ACT *q = a.qkv + t * row_size, *k = q + 2 * H * DH, *v = k + HKV * DH;
-      for (uint32_t h = 0; h < H; ++h)
+      for (uint32_t h = 0; h < H && !a.c.CACHE_ONLY; ++h)
         norm_rotate(q + 2 * h * DH, a.q_norm, DH, a.c.EPS, rotation, R, scale,
                     a.q + (t * H + h) * DH);
       for (uint32_t h = 0; h < HKV; ++h) {
-        const size_t entry = (size_t{h} * a.p.capacity + position) * DH;
-        norm_rotate(k + h * DH, a.k_norm, DH, a.c.EPS, rotation, R, 1.0f, a.keys + entry);
-        std::memcpy(a.values + entry, v + h * DH, DH * sizeof(ACT));
+        float key[max_head];
+        norm_rotate(k + h * DH, a.k_norm, DH, a.c.EPS, rotation, R, 1.0f, key);
+        keys.put(keys.index(h, position), key);
+        values.put(values.index(h, position), v + h * DH);
       }
     }
   });
 }
-
-namespace {
 
 constexpr uint32_t task_rows = 512;  // their queries and outputs fill half of a 2 MB cache
 
@@ -49,12 +52,12 @@ struct alignas(64) Softmax {
     store(sum, zero());
   }
 
-  // Turns the scores of n keys into e^(score - largest), in `p`. What was summed so far follows a
+  // Turns the scores of n keys into e^(score - largest), in `p`, by `factors` if there are any. What was summed so far follows a
   // change of `largest`; it moves in steps of 8, so that it rarely does, and the numbers stay below
   // e^4. A NaN leaves it alone, for the sake of the other rows.
   template <class P>
-  void take(const float* s, uint32_t n, uint32_t group, typename P::Cell* p, float* o,
-            uint32_t DH) {
+  void take(const float* s, uint32_t n, uint32_t group, const float* factors,
+            typename P::Cell* p, float* o, uint32_t DH) {
     const F old = load(largest);
     const F now = max(round(top(s, n) * set1(0.125f)) * set1(8.0f), old);
     if (reduce_max(now - old) > 0) rescale(exp(old - now) - exp(set1(-100.0f)), now, o, DH);
@@ -62,7 +65,7 @@ struct alignas(64) Softmax {
     F added = zero();
     for (uint32_t key = 0; key < n; key += 2) {
       const F even = load(s + key * lanes), odd = load(s + (key + 1) * lanes);
-      P::put(p, group, key, weigh(even), weigh(odd), added);
+      P::put(p, group, key, weigh(even), weigh(odd), factors, added);
     }
     store(sum, load(sum) + added);
   }
@@ -83,7 +86,7 @@ struct alignas(64) Softmax {
 };
 
 // The query rows of some tokens that share a key/value head, in order of token, then head.
-template <class ACT>
+template <class ACT, class Row>
 class Task {
  public:
   Task(const PrefillAttend::Host<ACT>& a, uint32_t kv, uint32_t first_token, uint32_t n_tokens)
@@ -99,11 +102,15 @@ class Task {
   void run() {
     start();
     const uint32_t n_keys = position(n_rows_ - 1) + 1;
-    const ACT* keys = a_.keys + size_t{kv_} * a_.p.capacity * DH_;
-    const ACT* values = a_.values + size_t{kv_} * a_.p.capacity * DH_;
+    const CacheRows<Row> all_keys(a_.keys, a_.c.KV_HEADS, a_.p.capacity, DH_);
+    const CacheRows<Row> all_values(a_.values, a_.c.KV_HEADS, a_.p.capacity, DH_);
+    const size_t base = all_keys.index(kv_, 0);
+    const Row *keys = all_keys.row(base), *values = all_values.row(base);
     for (uint32_t first = 0; first < n_keys; first += tile_keys) {
-      products_.read_tile(keys + size_t{first} * DH_, values + size_t{first} * DH_,
-                          std::min(tile_keys, n_keys - first));
+      const uint32_t n = std::min(tile_keys, n_keys - first);
+      products_.read_tile(
+          activations(all_keys, base + first, n, memory().wide_keys, key_scales_),
+          activations(all_values, base + first, n, memory().wide_values, value_scales_), n);
       const uint32_t share = (tile_keys + n_blocks_ - 1) / n_blocks_;
       for (uint32_t block = 0; block < n_blocks_; ++block) {
         const uint32_t next = first + tile_keys + block * share;
@@ -118,9 +125,10 @@ class Task {
  private:
   using P = Products<ACT>;
   using Cell = typename P::Cell;
+  static constexpr bool scaled = CacheRows<Row>::scaled;
 
   struct Memory {
-    Scratch tile, queries, probabilities, scores, output, softmax;
+    Scratch tile, queries, probabilities, scores, output, softmax, wide_keys, wide_values;
   };
   static Memory& memory() {
     static thread_local Memory m;
@@ -140,9 +148,25 @@ class Task {
   float* output(uint32_t group) { return output_ + size_t{group} * lanes * DH_; }
 
   // Into the L2 cache. (Inline: g++ drops calls of functions that only prefetch.)
-  LILY_INLINE void fetch(const ACT* rows, uint32_t begin, uint32_t end) const {
-    for (size_t i = size_t{begin} * DH_; i < size_t{end} * DH_; i += 64 / sizeof(ACT))
+  LILY_INLINE void fetch(const Row* rows, uint32_t begin, uint32_t end) const {
+    for (size_t i = size_t{begin} * DH_; i < size_t{end} * DH_; i += 64 / sizeof(Row))
       __builtin_prefetch(rows + i, 0, 2);
+  }
+
+  // n rows as they are, or codes, which are exact as activations, and their scales: scores and
+  // probabilities take those.
+  const ACT* activations(const CacheRows<Row>& cache, size_t first, uint32_t n, Scratch& scratch,
+                         float* scales) const {
+    if constexpr (scaled) {
+      ACT* codes = scratch.room<ACT>(size_t{n} * DH_);
+      for (size_t i = 0; i < size_t{n} * DH_; i += lanes)
+        store(codes + i, load(cache.row(first) + i));
+      std::copy_n(cache.scale(first), n, scales);
+      std::fill(scales + n, scales + tile_keys, 0.0f);
+      return codes;
+    } else {
+      return cache.row(first);
+    }
   }
 
   void start() {
@@ -164,8 +188,11 @@ class Task {
     for (uint32_t g = 0; g < groups; ++g) {
       const uint32_t group = block * groups + g;
       float* s = scores_ + g * tile_keys * lanes;
+      for (uint32_t key = 0; scaled && key < n; ++key)
+        store(s + key * lanes, load(s + key * lanes) * set1(key_scales_[key]));
       if (first + n - 1 > position(row_of(group, 0))) hide_later(first, n, group, s);
-      softmax_[group].template take<P>(s, n, g, probabilities_, output(group), DH_);
+      softmax_[group].template take<P>(s, n, g, scaled ? value_scales_ : nullptr, probabilities_,
+                                       output(group), DH_);
     }
     products_.accumulate(probabilities_, n, output(block * groups));
   }
@@ -208,9 +235,19 @@ class Task {
   Cell *const queries_, *const probabilities_;
   float *const scores_, *const output_;
   Softmax* const softmax_;
+  float key_scales_[tile_keys], value_scales_[tile_keys];  // of a tile's int8 rows
 };
 
 }  // namespace
+
+template <class ACT>
+void prefill_attend_prep(const KernelCall& call) {
+  const PrefillAttendPrep::Host<ACT> a(call.slots, call.constants, call.params);
+  if (a.c.KV_INT8)
+    prepare_rows<ACT, int8_t>(call, a);
+  else
+    prepare_rows<ACT, ACT>(call, a);
+}
 
 // A thread takes some tokens with the query heads of one key/value head, up to 512 rows. It goes
 // through the keys once, tile by tile: a tile is brought into the form that the products want and
@@ -228,8 +265,11 @@ void prefill_attend(const KernelCall& call) {
   const uint32_t n = (a.p.rows + tokens - 1) / tokens;
   call.pool.parallel_for(n * HKV, 1, [&](uint32_t begin, uint32_t end, uint32_t) {
     for (uint32_t i = begin; i < end; ++i) {
-      const uint32_t first = (n - 1 - i / HKV) * tokens;
-      Task<ACT>(a, i % HKV, first, std::min(tokens, a.p.rows - first)).run();
+      const uint32_t first = (n - 1 - i / HKV) * tokens, count = std::min(tokens, a.p.rows - first);
+      if (a.c.KV_INT8)
+        Task<ACT, int8_t>(a, i % HKV, first, count).run();
+      else
+        Task<ACT, ACT>(a, i % HKV, first, count).run();
     }
   });
 }

@@ -28,7 +28,7 @@ void prefill_delta_project(const KernelCall& call) {
 template <class ACT>
 void prefill_attend_project(const KernelCall& call) {
   PrefillAttendProject::Host<ACT> a(call.slots, call.constants, call.params);
-  const Strips strips = Strips::all_plain(a.weight);
+  const Strips strips = Strips::all_plain(a.weight, a.c.FIRST);
   strips.expect(1, a.c.D, a.c.N);
   multiply_dense(call, a.y, a.p.rows, strips, Columns<ACT>{a.qkv, a.c.N, 0, a.c.N});
 }

@@ -55,6 +55,10 @@ LILY_INLINE void store(bf16* p, F a) {
 #endif
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), h);
 }
+LILY_INLINE F load(const int8_t* p) {
+  __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes))};
+}
 LILY_INLINE F operator+(F a, F b) { return {_mm512_add_ps(a.v, b.v)}; }
 LILY_INLINE F operator-(F a, F b) { return {_mm512_sub_ps(a.v, b.v)}; }
 LILY_INLINE F operator*(F a, F b) { return {_mm512_mul_ps(a.v, b.v)}; }
@@ -154,6 +158,11 @@ LILY_INLINE void store(bf16* p, F x) {
   __m256i h = _mm256_packus_epi32(round_bf16(x.a), round_bf16(x.b));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(h, 0xd8));
 }
+LILY_INLINE __m256 widen_int8(const int8_t* p) {
+  return _mm256_cvtepi32_ps(
+      _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+LILY_INLINE F load(const int8_t* p) { return {widen_int8(p), widen_int8(p + 8)}; }
 LILY_INLINE F operator+(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
 LILY_INLINE F operator-(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
 LILY_INLINE F operator*(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
@@ -210,6 +219,7 @@ typedef float F4 __attribute__((vector_size(16)));
 typedef uint32_t U4 __attribute__((vector_size(16)));
 typedef int32_t I4 __attribute__((vector_size(16)));
 typedef uint16_t H4 __attribute__((vector_size(8)));
+typedef int8_t B4 __attribute__((vector_size(4)));
 struct F {
   F4 a, b, c, d;
 };
@@ -247,6 +257,14 @@ LILY_INLINE void store(bf16* p, F x) {
   round_bf16(p + 4, x.b);
   round_bf16(p + 8, x.c);
   round_bf16(p + 12, x.d);
+}
+LILY_INLINE F4 widen_int8(const int8_t* p) {
+  B4 codes;
+  std::memcpy(&codes, p, sizeof codes);
+  return __builtin_convertvector(codes, F4);
+}
+LILY_INLINE F load(const int8_t* p) {
+  return {widen_int8(p), widen_int8(p + 4), widen_int8(p + 8), widen_int8(p + 12)};
 }
 LILY_INLINE F operator+(F x, F y) { return {x.a + y.a, x.b + y.b, x.c + y.c, x.d + y.d}; }
 LILY_INLINE F operator-(F x, F y) { return {x.a - y.a, x.b - y.b, x.c - y.c, x.d - y.d}; }

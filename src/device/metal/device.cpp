@@ -12,16 +12,6 @@ namespace lily::metal {
 
 namespace {
 
-constexpr uint32_t most_blocks = 256;
-
-// Up to 8K keys enough blocks to fill the GPU; beyond 128K as many as there may be.
-uint32_t attention_block(uint32_t keys) {
-  if (keys <= 8192) return 128;
-  if (keys <= 32768) return 256;
-  const uint32_t share = (keys - 1) / most_blocks + 1;
-  return std::max(512u, (share + 63) / 64 * 64);
-}
-
 // About as many rows as an expert has: more would be empty, fewer expand its weights more often.
 uint32_t tile_rows(uint32_t rows, uint32_t experts) {
   return rows < 24ull * experts ? 16 : rows < 96ull * experts ? 32 : 64;
@@ -32,8 +22,6 @@ Tuning tuning_numbers() {
   t.delta_partials = DELTA_STEP_PARTIALS;
   t.head_maxima = HEAD_MAXIMA;
   t.chunk = 2048;
-  t.max_blocks = most_blocks;
-  t.block = attention_block;
   t.tile_rows = tile_rows;
   return t;
 }

@@ -89,13 +89,13 @@ std::vector<Finding> MetalDevice::findings() {
   list.push_back({"largest buffer", gigabytes(device_->maxBufferLength())});
   list.push_back({"residency sets",
                   yes(device_->responds(MTLDevice::newResidencySetWithDescriptor_selector))});
-  // An M5 that does not multiply is not as it should be, though its base kernels do the work.
-  const bool probe_fails = tier_.tensors_tried && !tier_.tensors;
-  list.push_back({"tensor operations",
-                  (tier_.tensors ? "used: " : "not used: ") + tier_.tensors_reason, probe_fails});
+  list.push_back({"prefill attention", tier_.half_tiles ? "tiles of half: M1 and M2 emulate bf16"
+                                                        : "tiles of bf16"});
+  const bool tried = tier_.tensors || tier_.tensors_reason.starts_with("the probe");
+  list.push_back({"tensor operations", std::string(tier_.tensors ? "used: " : "not used: ") +
+                                           tier_.tensors_reason, tried && !tier_.tensors});
   if (const std::string why = compiler_.fallback(); !why.empty())
     list.push_back({"tensor kernels", "base kernels do instead: " + why, true});
-  list.push_back({"prefill attention", tier_.half_tiles ? "tiles in half" : "tiles in bf16"});
 
   // One object of each class, to be asked for its methods.
   NSError* error = nullptr;
@@ -116,7 +116,7 @@ std::vector<Finding> MetalDevice::findings() {
   if (function)
     pipeline = Ref<MTLComputePipelineState>::taking(
         device_->newComputePipelineStateWithFunction(function.get(), &error));
-  const auto pipeline_description =
+  const auto description_of_pipeline =
       Ref<MTLComputePipelineDescriptor>::taking(MTLComputePipelineDescriptor::make());
   const auto buffer = allocate(16, "a look at its methods");
   auto commands = Ref<MTLCommandBuffer>::sharing(queue_->commandBufferWithUnretainedReferences());
@@ -138,7 +138,7 @@ std::vector<Finding> MetalDevice::findings() {
       {"NSProcessInfo", NSProcessInfo::processInfo()},
       {"MTLCompileOptions", options.get()},
       {"MTLLibrary", library.get()},
-      {"MTLComputePipelineDescriptor", pipeline_description.get()},
+      {"MTLComputePipelineDescriptor", description_of_pipeline.get()},
       {"MTLComputePipelineState", pipeline.get()},
       {"MTLBuffer", object_of(*buffer)},
       {"MTLResidencySetDescriptor", description.get()},

@@ -53,7 +53,7 @@ Launch attend_project(const AttendProject::Constants& c, const AttendProject::Pa
 // Parts of each key/value head's query heads × blocks of keys.
 Launch attend(const Attend::Constants& c, const Attend::Params& p) {
   const uint32_t heads = c.HEADS / c.KV_HEADS;
-  const uint32_t parts = ceil_div(heads, std::min<uint32_t>(heads, ATTEND_HEADS));
+  const uint32_t parts = ceil_div(heads, std::min<uint32_t>(heads, c.APART ? 1 : ATTEND_HEADS));
   return {{c.KV_HEADS * parts, c.MERGE ? p.blocks : 1, 1}, lanes * ATTEND_SIMDGROUPS};
 }
 

@@ -77,12 +77,14 @@ Launch delta_scan(const PrefillDeltaScan::Constants& c, const PrefillDeltaScan::
 
 // Heads of queries, keys and values × rows.
 Launch attend_prep(const PrefillAttendPrep::Constants& c, const PrefillAttendPrep::Params& p) {
-  return {{ceil_div(c.HEADS + 2 * c.KV_HEADS, PREFILL_SIMDGROUPS), p.rows, 1}, row_threads};
+  const uint32_t heads = (c.CACHE_ONLY ? 0 : c.HEADS) + 2 * c.KV_HEADS;
+  return {{ceil_div(heads, PREFILL_SIMDGROUPS), p.rows, 1}, row_threads};
 }
 
-// Key/value heads × blocks of their query rows.
+// Groups of query heads that share a key/value head × blocks of their query rows.
 Launch attend(const PrefillAttend::Constants& c, const PrefillAttend::Params& p) {
-  return {{c.KV_HEADS, ceil_div(p.rows * (c.HEADS / c.KV_HEADS), PREFILL_ATTEND_ROWS), 1},
+  const uint32_t sharing = c.APART ? 1 : c.HEADS / c.KV_HEADS;
+  return {{c.HEADS / sharing, ceil_div(p.rows * sharing, PREFILL_ATTEND_ROWS), 1},
           lanes * PREFILL_ATTEND_SIMDGROUPS};
 }
 
@@ -101,7 +103,7 @@ Launch delta_project(const PrefillDeltaProject::Constants& c,
 
 Launch attend_project(const PrefillAttendProject::Constants& c,
                       const PrefillAttendProject::Params& p) {
-  return tiles(p.rows, c.N);
+  return tiles(p.rows, c.N - c.FIRST / PREFILL_TILE_OUTPUTS * PREFILL_TILE_OUTPUTS);
 }
 
 Launch project_add(const PrefillProjectAdd::Constants& c, const PrefillProjectAdd::Params& p) {

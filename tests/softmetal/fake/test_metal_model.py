@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from harness import CONTRACTS, SOFTMETAL, metal_missing
 
 import lily
-from lily import _testing
+from lily import _core, _testing
 from model.compare import FAST_MEDIAN, relative_rms
 
 MISSING = next((reason for op in CONTRACTS if (reason := metal_missing(op))), None)
@@ -169,6 +170,45 @@ def test_snapshots_and_streams_that_are_cut(models: tuple[lily.Model, lily.Model
         assert [*session.tokens[20:], session.pending] == expected
 
 
+def test_many_attention_blocks(
+    models: tuple[lily.Model, lily.Model],
+    checkpoint: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Blocks of one key and more; they grow after the 64th key and the 256th. 530 keys are more
+    # than 256 blocks where split_kv is off.
+    monkeypatch.setattr(_core, "Options", partial(_core.Options, attention_block=1))
+    with load(checkpoint("tiny"), "metal") as split, split.without("split_kv") as kept:
+        for n, model in ((1, split), (62, split), (252, split), (530, kept)):
+            assert drawn(model, n, 6, GREEDY) == drawn(models[0], n, 6, GREEDY)
+
+
+def test_an_int8_cache(checkpoint: Callable[..., Path]) -> None:
+    if SOFTMETAL:
+        _testing.fake_set("mode", "plain")
+    found = []
+    for device in ("cpu", "metal"):
+        with lily.Model.load(
+            checkpoint("tiny"), device=device, precision="float32", kv="int8", chunk=32
+        ) as model:
+            session = model.session(context=100)
+            logits = np.asarray(session.prefill(prompt(45))).copy()
+            at = session.fork()
+            found.append((logits, np.asarray(session.decode(3)).copy()))
+            # The fork's rows are its own.
+            at.decode(7)
+            session.decode(5)
+            assert np.array_equal(np.asarray(at.decode(3)), np.asarray(again(model, 45, [7, 3])))
+    for a, b in zip(*found, strict=True):
+        assert np.abs(a - b).max() < 2e-3 * np.abs(a).max()
+
+
+def again(model: lily.Model, n: int, tokens: list[int]) -> object:
+    session = model.session(context=100)
+    session.prefill(prompt(n))
+    return [session.decode(token) for token in tokens][-1]
+
+
 def be_an_m5() -> None:
     """From now on, for devices that are made; `no_reports` ends it."""
     if SOFTMETAL:
@@ -237,7 +277,7 @@ def test_a_chip_with_tensor_operations(checkpoint: Callable[..., Path]) -> None:
     exact = logits("cpu", "float32")
     # Weights in bf16 add little to what activations in bf16 cost on any device.
     found, expected = logits("metal", "fast"), logits("cpu", "fast")
-    assert relative_rms(found, exact) < 1.5 * relative_rms(expected, exact)
+    assert np.median(relative_rms(found, exact)) < 1.5 * np.median(relative_rms(expected, exact))
 
 
 @pytest.mark.skipif(not SOFTMETAL, reason="only the software Metal fails when told to")
