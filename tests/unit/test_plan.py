@@ -82,7 +82,6 @@ ABLATED = {
     # Of each expert layer: the choice, gate beside up, and their product instead of one dispatch.
     "fused_gate_up": (252 + 40 * 3, 252 + 40 * 2, PROMPT, PROMPT - 30),
     "fused_down": (252 + 40, 252 + 40, PROMPT, PROMPT - 30),
-    "fused_qk_prep": (252 + 10, 252 + 10, PROMPT, PROMPT - 30),
     "fused_delta_norm": (252 + 30, 252 + 30, PROMPT, PROMPT - 30),
 }
 
