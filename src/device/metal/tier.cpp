@@ -99,7 +99,6 @@ Tier find_tier(MTLDevice* device, MTLCommandQueue* queue) {
   tier.half_tiles = !device->supportsFamily(MTLGPUFamilyApple9);
   tier.tensors_reason = closed(device);
   if (!tier.tensors_reason.empty()) return tier;
-  tier.tensors_tried = true;
   try {
     probe(device, queue);
     tier.tensors = true;

@@ -12,7 +12,7 @@ struct Tier {
   bool half_tiles = false;
   // Products of tiles on the tensor operations of Metal 4, which M5 has units for. Older chips have
   // the operations too, on the same arithmetic as everything else, where they gain nothing.
-  bool tensors = false, tensors_tried = false;
+  bool tensors = false;
   std::string tensors_reason;  // "the probe multiplies correctly", or why they are not used
 };
 

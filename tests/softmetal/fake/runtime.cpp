@@ -39,16 +39,18 @@ Nothing nothing() { return {}; }
 std::string name_of(const Object* o) { return o->isa ? o->isa->name : "class"; }
 
 const Method* look_up(Object* o, const Selector* selector) {
-  for (Class* c : {o->isa, find_class(dynamic_cast<Class*>(o) ? "+NSObject" : "NSObject")}) {
+  const bool is_class = dynamic_cast<Class*>(o);
+  const int system = is_class ? system_version() : o->system;
+  for (Class* c : {o->isa, find_class(is_class ? "+NSObject" : "NSObject")}) {
     auto found = c->methods.find(selector);
-    if (found != c->methods.end() && found->second.since <= system_version()) return &found->second;
+    if (found != c->methods.end() && found->second.since <= system) return &found->second;
   }
   return nullptr;
 }
 
 }  // namespace
 
-Object::Object(const char* class_name) : isa(class_name ? find_class(class_name) : nullptr) {
+Object::Object(const char* class_name) : isa(class_name ? find_class(class_name) : nullptr), system(system_version()) {
   std::lock_guard lock(runtime().mutex);
   runtime().live.insert(this);
 }

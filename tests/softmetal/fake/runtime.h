@@ -21,6 +21,7 @@ struct Object {
 
   Class* isa;
   std::atomic<int64_t> references{1};
+  const int system;  // where it was made; another test's device may live on in an older one
 };
 
 struct Selector {

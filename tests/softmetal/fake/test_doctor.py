@@ -108,6 +108,17 @@ def test_an_older_system_lacks_nothing_that_is_needed(monkeypatch: pytest.Monkey
     assert ("residency sets", "no", False) in report.facts
 
 
+def test_a_chip_with_tensor_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "PRECISIONS", ("fast",))
+    monkeypatch.setattr(doctor, "RELEASED", TINY)
+    monkeypatch.setattr(doctor, "N_TOKENS", TINY["vocab_size"])
+    for name, value in (("mode", "plain"), ("chip", "5"), ("system", "26.2")):
+        _testing.fake_set(name, value)
+    report = doctor.examine("metal", threads=2)
+    assert report.wrong == []
+    assert ("tensor operations", "used: the probe multiplies correctly", False) in report.facts
+
+
 def test_a_probe_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     report = stubbed(monkeypatch, system="26.2", chip="5")
     (told,) = [value for name, value, _ in report.facts if name == "tensor operations"]

@@ -280,7 +280,10 @@ TEST(fake_metal_of_an_older_system_lacks_what_is_newer) {
   Host h;
   CHECK(h.device->responds(MTLDevice::newResidencySetWithDescriptor_selector));
   fake_metal_set("system", "14");
-  CHECK(!h.device->responds(MTLDevice::newResidencySetWithDescriptor_selector));
+  const auto older =
+      Ref<MTLDevice>::taking(static_cast<MTLDevice*>(MTLCreateSystemDefaultDevice()));
+  CHECK(!older->responds(MTLDevice::newResidencySetWithDescriptor_selector));
+  CHECK(h.device->responds(MTLDevice::newResidencySetWithDescriptor_selector));
   CHECK(objc_getClass("MTLResidencySetDescriptor") == nullptr);
   CHECK(objc_getClass("MTLCompileOptions") != nullptr);
   const auto options = Ref<MTLCompileOptions>::taking(MTLCompileOptions::make());
