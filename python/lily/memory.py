@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lily import _core
@@ -106,16 +106,20 @@ def plan(
 
 
 def plan_checkpoint(
-    checkpoint: Checkpoint, device: _core.Device, options: _core.Options
+    checkpoint: Checkpoint,
+    device: _core.Device,
+    options: _core.Options,
+    n_tokens: int | None = None,
 ) -> MemoryPlan:
-    """The same for a checkpoint that is open."""
+    """The same for a checkpoint that is open, of whose vocabulary `n_tokens` ids are real."""
     config = checkpoint.config
-    subject = device, core_config(config, config.vocab_size), core_table(checkpoint), options
-    need = _core.memory_need(*subject)
+    core = core_config(config, n_tokens or config.vocab_size)
+    need = _core.memory_need(device, core, core_table(checkpoint), options)
+    return memory_plan(need, config.max_position_embeddings)
 
-    def dispatches(kind: str) -> int:
-        return _core.plan_stats(*subject, kind, False, False)["dispatches"]
 
+def memory_plan(need: Mapping[str, int], native_context: int) -> MemoryPlan:
+    """From what the core says."""
     return MemoryPlan(
         weights=need["weight_bytes"],
         session=need["session_bytes"],
@@ -123,7 +127,7 @@ def plan_checkpoint(
         scratch=need["scratch_bytes"],
         available=need["available_bytes"],
         largest_context=need["largest_context"],
-        native_context=config.max_position_embeddings,
-        token_dispatches=dispatches("next_greedy"),
-        chunk_dispatches=dispatches("prompt"),
+        native_context=native_context,
+        token_dispatches=need["token_dispatches"],
+        chunk_dispatches=need["chunk_dispatches"],
     )

@@ -16,7 +16,7 @@ from lily.config import Config
 from lily.errors import CheckpointError, ContextError
 from lily.generation import Generation
 from lily.loading import Kv, Precision, check_kv, core_config, core_options, core_table
-from lily.memory import MemoryPlan, plan_checkpoint
+from lily.memory import MemoryPlan, memory_plan, plan_checkpoint
 from lily.sampling import Sampling
 from lily.session import Session
 
@@ -170,8 +170,10 @@ class Model:
                 )
         sampling = Sampling.from_generation_config(checkpoint.generation_config)
 
+        n_tokens = tokenizer.n_tokens if tokenizer else config.vocab_size
+
         core_device = _core.Device(device, threads or 0)
-        memory = plan_checkpoint(checkpoint, core_device, options)
+        memory = plan_checkpoint(checkpoint, core_device, options, n_tokens)
         if context is not None and memory.largest_context and context > memory.largest_context:
             raise ContextError(
                 f"context: {context} tokens, expected at most {memory.largest_context},"
@@ -179,7 +181,7 @@ class Model:
             )
         engine = _core.Engine.load(
             core_device,
-            core_config(config, tokenizer.n_tokens if tokenizer else config.vocab_size),
+            core_config(config, n_tokens),
             core_table(checkpoint),
             options,
             None if progress is None else lambda done, total: progress("load", done, total),
@@ -216,7 +218,8 @@ class Model:
             ValueError: a name is unknown.
         """
         engine = self._live_engine().without(list(names))
-        info = replace(self.info, ablated=names)
+        memory = memory_plan(engine.memory, self.info.config.max_position_embeddings)
+        info = replace(self.info, ablated=names, memory=memory)
         return Model(engine, info, cast(_core.Device, self._device), self._tokenizer)
 
     def _live_engine(self) -> _core.Engine:

@@ -98,6 +98,8 @@ Numbers need_dict(const MemoryNeed& need) {
   d["position_bytes"] = need.position_bytes;
   d["scratch_bytes"] = need.scratch_bytes;
   d["available_bytes"] = need.available_bytes;
+  d["token_dispatches"] = need.token_dispatches;
+  d["chunk_dispatches"] = need.chunk_dispatches;
   d["largest_context"] = need.largest_context();
   return d;
 }

@@ -82,11 +82,14 @@ MemoryNeed needed(Device& device, const Qwen36& model, size_t weight_bytes,
                        c.vocab_size * sizeof(float) + c.hidden_size * sizeof(float) +
                        options.chunk * sizeof(uint32_t);
   need.position_bytes = shape_of_kv(c, options).position_bytes();
-  for (PlanKind kind : {PlanKind::prompt, PlanKind::next_greedy}) {
+  auto stats = [&](PlanKind kind) {
     const PlanOptions plan{.kind = kind, .max_rows = rows_of(kind, options, c)};
-    need.scratch_bytes +=
-        record(device, model, options, plan, false).stats().temporary_bytes;
-  }
+    return record(device, model, options, plan, false).stats();
+  };
+  const PlanStats chunk = stats(PlanKind::prompt), token = stats(PlanKind::next_greedy);
+  need.scratch_bytes = chunk.temporary_bytes + token.temporary_bytes;
+  need.chunk_dispatches = chunk.dispatches;
+  need.token_dispatches = token.dispatches;
   need.available_bytes = options.memory_bytes;
   return need;
 }
@@ -167,6 +170,7 @@ Engine::Engine(std::shared_ptr<Device> device, Qwen36 model,
 
 std::shared_ptr<Engine> Engine::without(const Ablation& ablation) const {
   EngineOptions options = options_;
+  if (options.ablation.without(Technique::chunked_prompts)) options.chunk = 0;
   options.ablation = ablation;
   options = completed(options, *device_);
   const MemoryNeed need = needed(*device_, model_, need_.weight_bytes, options);

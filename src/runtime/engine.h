@@ -33,6 +33,7 @@ struct MemoryNeed {
   size_t position_bytes = 0;     // KV cache of one token
   size_t scratch_bytes = 0;      // temporaries of the plans
   size_t available_bytes = 0;
+  uint32_t token_dispatches = 0, chunk_dispatches = 0;  // of a greedy token; of a prompt's last chunk
 
   // Tokens that fit beside the rest, at most 2^31 - 1.
   uint64_t largest_context() const;
