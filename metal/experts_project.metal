@@ -14,7 +14,8 @@ kernel void experts_project(LILY_ARGUMENTS(ExpertsProject),
                             uint3 group [[threadgroup_position_in_grid]],
                             uint simdgroup [[simdgroup_index_in_threadgroup]],
                             uint lane [[thread_index_in_simdgroup]]) {
-  constexpr uint R = LILY_ROWS(ExpertsProject_ROWS, EXPERTS_UP_ROWS), outputs = ExpertsProject_GATED ? R / 2 : R;
+  constexpr uint R = LILY_ROWS(ExpertsProject_ROWS, EXPERTS_UP_ROWS);
+  constexpr uint outputs = ExpertsProject_GATED ? R / 2 : R;
   constexpr uint f = ExpertsProject_F;
 
   RowProduct<ExpertsProject_weight, NormedInput, R> product;

@@ -18,7 +18,8 @@ kernel void experts_up(LILY_ARGUMENTS(ExpertsUp),
                        uint3 group [[threadgroup_position_in_grid]],
                        uint simdgroup [[simdgroup_index_in_threadgroup]],
                        uint lane [[thread_index_in_simdgroup]]) {
-  constexpr uint R = LILY_ROWS(ExpertsUp_ROWS, EXPERTS_UP_ROWS), pairs = R / 2, experts = ExpertsUp_EXPERTS;
+  constexpr uint R = LILY_ROWS(ExpertsUp_ROWS, EXPERTS_UP_ROWS), pairs = R / 2;
+  constexpr uint experts = ExpertsUp_EXPERTS;
   constexpr uint top = ExpertsUp_TOP, per_lane = (experts + 31) / 32, kept = (top + 31) / 32;
 
   float mine[per_lane];

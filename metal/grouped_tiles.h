@@ -11,8 +11,9 @@ METAL_FUNC uint tiles_of(uint rows) {
   return (rows + ROWS - 1) / ROWS;
 }
 
-// Tile number `tile`, of ROWS rows, counted expert by expert, or false beyond the last. Every simdgroup finds it
-// from the offsets, a few experts in each lane: cheaper than a map that someone has to write first.
+// Tile number `tile`, of ROWS rows, counted expert by expert, or false beyond the last. Every
+// simdgroup finds it from the offsets, a few experts in each lane: cheaper than a map that someone
+// has to write first.
 template <uint EXPERTS, uint ROWS>
 METAL_FUNC bool find_tile(device const uint* offsets, uint tile, uint lane,
                           thread GroupedTile& found) {

@@ -1,10 +1,10 @@
 // h_r = silu(W_gate[e] · y[src_r]) ⊙ W_up[e] · y[src_r] for the grouped rows r of each expert e
 //
-// Threadgroups: (most tiles of TILE_ROWS that T · TOP rows can make, ceil(F / 32)). Tiles are counted expert by
-// expert, so those that read the same weights are neighbours; a threadgroup without a tile ends,
-// and one that finds more tiles than there are threadgroups goes on. A tile holds 32 outputs of
-// each projection, so a gate meets its up projection without leaving the simdgroup. Rows are
-// gathered while they are brought in.
+// Threadgroups: (most tiles of TILE_ROWS that T · TOP rows can make, ceil(F / 32)). Tiles are
+// counted expert by expert, so those that read the same weights are neighbours; a threadgroup
+// without a tile ends, and one that finds more tiles than there are threadgroups goes on. A tile
+// holds 32 outputs of each projection, so a gate meets its up projection without leaving the
+// simdgroup. Rows are gathered while they are brought in.
 #include "prefill_experts_up.h"
 
 #define LILY_TENSOR_TYPE half  // y is normed

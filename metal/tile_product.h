@@ -156,10 +156,10 @@ struct GatedOutputs {  // sink.put(row, n, gate, up), n = 0 … 31
   }
 };
 
-// A tile of ROWS rows of a product. `source.row(r)` points to the input of row r of the tile; `n_rows` are
-// there. Output n of the tile is row `sink.weight_row(n)` of the weight. Every thread of the
-// threadgroup calls it, with the same tile. Ends without a barrier: who goes on to another tile has
-// to put one.
+// A tile of ROWS rows of a product. `source.row(r)` points to the input of row r of the tile;
+// `n_rows` are there. Output n of the tile is row `sink.weight_row(n)` of the weight. Every thread
+// of the threadgroup calls it, with the same tile. Ends without a barrier: who goes on to another
+// tile has to put one.
 template <uint ROWS, class Form, class Source, class Sink>
 METAL_FUNC void tile_product(thread const TileThread& me, device const uchar* weight,
                              thread const Source& source, thread const Sink& sink, uint n_rows) {

@@ -2,8 +2,9 @@
 // of Metal 4. Only Metal reads this header.
 //
 // Operands have one type, bf16 or half. A product of two is exact in float32; in which order, and
-// how precisely, the unit adds them up is not documented. Which lane holds which element is not either: sums are cleared and taken out by the
-// coordinates that the library gives, and elements that stand for none are left alone.
+// how precisely, the unit adds them up is not documented. Which lane holds which element is not
+// either: sums are cleared and taken out by the coordinates that the library gives, and elements
+// that stand for none are left alone.
 #pragma once
 
 #include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>

@@ -52,9 +52,9 @@ struct alignas(64) Softmax {
     store(sum, zero());
   }
 
-  // Turns the scores of n keys into e^(score - largest), in `p`, by `factors` if there are any. What was summed so far follows a
-  // change of `largest`; it moves in steps of 8, so that it rarely does, and the numbers stay below
-  // e^4. A NaN leaves it alone, for the sake of the other rows.
+  // Turns the scores of n keys into e^(score - largest), in `p`, by `factors` if there are any. What
+  // was summed so far follows a change of `largest`; it moves in steps of 8, so that it rarely does,
+  // and the numbers stay below e^4. A NaN leaves it alone, for the sake of the other rows.
   template <class P>
   void take(const float* s, uint32_t n, uint32_t group, const float* factors,
             typename P::Cell* p, float* o, uint32_t DH) {

@@ -105,7 +105,10 @@ void prefill_combine(const KernelCall& call) {
           low = fma(set1(share), load(row + d), low);
           high = fma(set1(share), load(row + d + lanes), high);
         };
-        for (uint32_t i = 0; i < K; ++i) add(a.out + (a.c.GROUPED ? a.inv[t * K + i] : t * K + i) * D, shares[i]);
+        for (size_t i = 0; i < K; ++i) {
+          const size_t at = t * K + i;
+          add(a.out + (a.c.GROUPED ? a.inv[at] : at) * D, shares[i]);
+        }
         add(a.shared_out + t * D, shares[K]);
         float* x = a.x + t * D + d;
         store(x, load(x) + low);

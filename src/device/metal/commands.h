@@ -49,7 +49,8 @@ class MetalCommandBuffer final : public CommandBuffer {
   Timing wait() override;
 
  private:
-  void add(const Dispatch&, const MetalKernel&, std::span<const Slot>, std::span<const std::byte> params);
+  void add(const Dispatch&, const MetalKernel&, std::span<const Slot>,
+           std::span<const std::byte> params);
   void add_slices(const Dispatch&, const MetalKernel&);
 
   MetalDevice& device_;

@@ -157,7 +157,8 @@ std::vector<Finding> MetalDevice::findings() {
       if (name == m.owner) receiver = object;
     if (m.of_class) receiver = class_named(m.owner);
     const NSMethodSignature* signature = receiver ? receiver->signature(m.selector) : nullptr;
-    const std::string message = std::string(m.of_class ? "+[" : "-[") + m.owner + " " + m.selector + "]";
+    const std::string message =
+        std::string(m.of_class ? "+[" : "-[") + m.owner + " " + m.selector + "]";
     if (!signature) {
       ++absent;
       if (receiver && !may_be_missing(m)) list.push_back({message, "not in this system", true});

@@ -63,8 +63,8 @@ Launch attend_merge(const AttendMerge::Constants& c, const AttendMerge::Params&)
 
 // Simdgroups for the logits, then others for the pairs of gate and up.
 Launch route_shared(const RouteShared::Constants& c, const RouteShared::Params&) {
-  const uint32_t simdgroups =
-      ceil_div(c.EXPERTS + 1, LILY_ROWS(c.ROWS, ROUTE_SHARED_ROWS)) + ceil_div(c.SHARED, LILY_ROWS(c.ROWS, ROUTE_SHARED_ROWS) / 2);
+  const uint32_t rows = LILY_ROWS(c.ROWS, ROUTE_SHARED_ROWS);
+  const uint32_t simdgroups = ceil_div(c.EXPERTS + 1, rows) + ceil_div(c.SHARED, rows / 2);
   return shared_out(simdgroups, 1, ROUTE_SHARED_SIMDGROUPS);
 }
 
@@ -81,8 +81,8 @@ Launch experts_down_add(const ExpertsDownAdd::Constants& c, const ExpertsDownAdd
 
 // Outputs, which take two rows each if they are gated, × choices.
 Launch experts_project(const ExpertsProject::Constants& c, const ExpertsProject::Params&) {
-  Launch launch = shared_out(c.F, c.GATED ? LILY_ROWS(c.ROWS, EXPERTS_UP_ROWS) / 2 : LILY_ROWS(c.ROWS, EXPERTS_UP_ROWS),
-                             EXPERTS_UP_SIMDGROUPS);
+  const uint32_t rows = LILY_ROWS(c.ROWS, EXPERTS_UP_ROWS);
+  Launch launch = shared_out(c.F, c.GATED ? rows / 2 : rows, EXPERTS_UP_SIMDGROUPS);
   launch.groups[1] = c.TOP;
   return launch;
 }
@@ -94,7 +94,8 @@ Launch gated_product(const GatedProduct::Constants& c, const GatedProduct::Param
 
 // Rows × choices and the shared expert.
 Launch experts_down(const ExpertsDown::Constants& c, const ExpertsDown::Params&) {
-  Launch launch = shared_out(c.D, LILY_ROWS(c.ROWS, EXPERTS_DOWN_ADD_ROWS), EXPERTS_DOWN_ADD_SIMDGROUPS);
+  const uint32_t rows = LILY_ROWS(c.ROWS, EXPERTS_DOWN_ADD_ROWS);
+  Launch launch = shared_out(c.D, rows, EXPERTS_DOWN_ADD_SIMDGROUPS);
   launch.groups[1] = c.TOP + 1;
   return launch;
 }

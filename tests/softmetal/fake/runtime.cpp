@@ -50,7 +50,8 @@ const Method* look_up(Object* o, const Selector* selector) {
 
 }  // namespace
 
-Object::Object(const char* class_name) : isa(class_name ? find_class(class_name) : nullptr), system(system_version()) {
+Object::Object(const char* class_name)
+    : isa(class_name ? find_class(class_name) : nullptr), system(system_version()) {
   std::lock_guard lock(runtime().mutex);
   runtime().live.insert(this);
 }

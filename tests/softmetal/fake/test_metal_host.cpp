@@ -30,8 +30,8 @@ struct Stubs {
     fake_metal_clear();
   }
   ~Stubs() {
-    for (const char* name : {"mode", "system", "chip", "memory", "width", "max_threads", "fail_allocation",
-                             "fail_library", "fail_pipeline", "fail_command_buffer"})
+    for (const char* name : {"mode", "system", "chip", "memory", "width", "max_threads",
+                             "fail_allocation", "fail_library", "fail_pipeline", "fail_command_buffer"})
       fake_metal_set(name, nullptr);
     fake_metal_clear();
   }
