@@ -71,7 +71,7 @@ TEST(cancelling_from_another_thread_leaves_the_session_exact) {
     try {
       go = true;
       s.prefill(prompt(50), [](uint32_t, uint32_t) {});
-      s.start({.temperature = 1, .seed = 7}, {}, 1000);
+      s.start({.temperature = 1, .seed = 7}, {}, 300);
       while (s.next()) {
       }
       s.stop();
