@@ -50,7 +50,7 @@ ALIASES = {
     "Progress": "session",
     "Observer": "session",
     "Message": "chat",
-    "FinishReason": "generation",
+    "FinishReason": "stream",
 }
 SECTION = re.compile(r"(Args|Attributes|Returns|Raises):")
 ITEM = re.compile(r"([\w., ]+): (.*)")

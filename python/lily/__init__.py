@@ -16,13 +16,14 @@ from lily.errors import (
     Error,
     InternalError,
 )
-from lily.generation import Generation, Piece, Result, Stream, Timings, Usage
+from lily.generation import Generation, Result, Timings, Usage
 from lily.loading import techniques
 from lily.memory import MemoryPlan, plan
 from lily.model import Model, ModelInfo
 from lily.perplexity import Perplexity, perplexity
 from lily.sampling import Sampling
 from lily.session import Logits, Session, Snapshot
+from lily.stream import Piece, Stream
 
 __version__ = "0.1.0"
 

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lily import _core
-from lily.generation import Generation, Stream
+from lily.generation import Generation
 from lily.sampling import Sampling
+from lily.stream import Stream
 
 if TYPE_CHECKING:
     from lily.chat import Message

@@ -22,8 +22,9 @@ import pytest
 from lily import bench, cli
 from lily.conversation import Reply
 from lily.errors import ContextError, DeviceError, Error
-from lily.generation import Piece, Result, Timings, Usage
+from lily.generation import Result, Timings, Usage
 from lily.memory import MemoryPlan
+from lily.stream import Piece
 from lily.terminal import Bar
 
 PIECES = ["Hel", "lo", "", " wörld"]
