@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -593,13 +594,17 @@ def test_chat_on_a_terminal() -> None:
     here = str(Path(__file__).parent)
     path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
-        with subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(script)],
-            env=os.environ | {"PYTHONPATH": path, "TERM": "xterm"},
-            stdin=follower,
-            stdout=follower,
-            stderr=follower,
-        ) as process:
+        with (
+            subprocess.Popen(
+                [sys.executable, "-c", textwrap.dedent(script)],
+                env=os.environ | {"PYTHONPATH": path, "TERM": "xterm"},
+                stdin=follower,
+                stdout=follower,
+                stderr=follower,
+            ) as process,
+            contextlib.ExitStack() as stack,
+        ):
+            stack.callback(process.kill)
             os.close(follower)  # so that reading ends if the process does
             read_until(leader, "> $")
             os.write(leader, "Grüße\n".encode())
