@@ -14,9 +14,10 @@ from lily.errors import Cancelled
 from lily.reuse import reuse
 from lily.sampling import Sampling
 from lily.stops import StopStrings
-from lily.stream import FinishReason, Piece, Stream
+from lily.stream import FinishReason, Piece, Stream, TokenLogprob, check_logprobs
 
 if TYPE_CHECKING:
+    from lily.grammar import Format
     from lily.session import Session
 
 
@@ -67,6 +68,7 @@ class Result:
         seed: what the random numbers came from.
         usage: token counts.
         timings: seconds and speeds.
+        logprobs: how likely each token was; None if that was not asked for.
     """
 
     text: str
@@ -76,6 +78,7 @@ class Result:
     seed: int
     usage: Usage
     timings: Timings
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 class Generation(Pieces[Piece]):
@@ -100,6 +103,8 @@ class Generation(Pieces[Piece]):
         stop: str | Sequence[str],
         progress: Callable[[int, int], None] | None = None,
         *,
+        format: Format | None = None,
+        logprobs: int | None = None,
         owns_session: bool = False,
     ) -> None:
         if not prompt:
@@ -107,6 +112,9 @@ class Generation(Pieces[Piece]):
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens: {max_tokens}, expected at least 1")
         StopStrings(stop)
+        check_logprobs(logprobs)
+        self._logprobs = logprobs
+        self._constraint = None if format is None else session.model._constraint(format)
         session.model._check_prompt(len(prompt), session.context)
         self.session = session
         self.prompt = prompt
@@ -137,7 +145,13 @@ class Generation(Pieces[Piece]):
                 yield Piece("", None)
                 return
             self._prefilled_at = time.perf_counter()
-            self._stream = self.session.stream(self._max_tokens, self.sampling, self._stop)
+            self._stream = self.session.stream(
+                self._max_tokens,
+                self.sampling,
+                self._stop,
+                constraint=self._constraint,
+                logprobs=self._logprobs,
+            )
             yield from self._stream
             self._finish_reason = self._finish_reason or self._stream.finish_reason
         finally:
@@ -198,6 +212,7 @@ class Generation(Pieces[Piece]):
             seed=stream.seed if stream else 0,
             usage=Usage(len(self.prompt), self._reused, len(tokens), self._note),
             timings=self._timings(len(tokens)),
+            logprobs=None if self._logprobs is None else tuple((stream and stream.logprobs) or ()),
         )
 
     def _timings(self, n_generated: int) -> Timings:
