@@ -17,7 +17,7 @@ from lily.stops import StopStrings
 from lily.stream import FinishReason, Piece, Stream, TokenLogprob, check_logprobs
 
 if TYPE_CHECKING:
-    from lily.grammar import Format
+    from lily.grammar import Constraint, Format
     from lily.session import Session
 
 
@@ -30,12 +30,14 @@ class Usage:
         reused: those of them that the session already held.
         generated: tokens drawn, a natural end's token included.
         reuse_note: why not more was reused; "" if all that could be was.
+        reasoning: of those generated, tokens of thinking in a reply.
     """
 
     prompt: int
     reused: int
     generated: int
     reuse_note: str = ""
+    reasoning: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +241,17 @@ class Generation(Pieces[Piece]):
         if self._stream is not None and self._finish_reason is None:
             self._stream.close()
             self._finish_reason = "stop"
+
+    def force(self, tokens: Sequence[int]) -> None:
+        """Let the next tokens be these. As `Stream.force`; the text must have begun."""
+        if self._stream is not None:
+            self._stream.force(tokens)
+
+    def constrain(self, constraint: Constraint) -> None:
+        """Draw only what `constraint` allows from here on."""
+        self._constraint = constraint
+        if self._stream is not None:
+            self._stream.constrain(constraint)
 
     def cancel(self) -> None:
         self._cancelled = True
