@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import json
@@ -617,10 +618,11 @@ def test_chat_on_a_terminal() -> None:
 
 
 def read_until(terminal: int, pattern: str) -> str:
+    decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character
     seen = ""
     while not re.search(pattern, seen):
         assert select.select([terminal], [], [], 60)[0], seen
-        seen += os.read(terminal, 1000).decode()
+        seen += decoder.decode(os.read(terminal, 1000))
     return seen
 
 
