@@ -43,7 +43,7 @@ GROUPS = {
         "Grammar",
     ),
     "Sessions": ("Session", "Logits", "Snapshot"),
-    "Measuring": ("perplexity", "Perplexity", "techniques"),
+    "Measuring": ("perplexity", "Perplexity", "Score", "Ranked", "techniques"),
     "Errors": (
         "Error",
         "CheckpointError",

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from lily import _core
 from lily.checkpoint import open_checkpoint, resolve
@@ -23,6 +23,7 @@ from lily.session import Session
 if TYPE_CHECKING:
     from lily.chat import ChatTemplate, Message
     from lily.grammar import Constraint, Format
+    from lily.scoring import Ranked, Score
     from lily.tokenizer import StreamDecoder, Tokenizer
 
 TURN_START = "<|im_start|>"
@@ -378,6 +379,65 @@ class Model:
             logprobs=logprobs,
             owns_session=True,
         )
+
+    def score(
+        self,
+        text: str | Sequence[int],
+        *,
+        after: str | Sequence[int] = (),
+        special: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Score:
+        """How likely the model finds a text: the log probability of each token, given those before.
+
+        Args:
+            text: text or token ids, at least one token.
+            after: text or token ids that come before and are not scored.
+            special: whether spellings of special tokens in text become those tokens.
+            progress: called with (tokens done, tokens in all).
+
+        Raises:
+            ValueError: there is no token, or an id is out of range.
+            ContextError: the two together are longer than the model was trained for, or do not fit
+                in memory.
+        """
+        from lily.scoring import score
+
+        ids, before = (
+            self.encode(t, special=special) if isinstance(t, str) else t for t in (text, after)
+        )
+        return score(self, ids, before, progress)
+
+    def rank(
+        self,
+        prompt: str | Sequence[int] | Sequence[Message],
+        choices: Sequence[str | Sequence[int]],
+        *,
+        by: Literal["total", "mean"] = "total",
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool | None = None,
+        special: bool = False,
+    ) -> list[Ranked]:
+        """Choices in the order of how likely they are to follow a prompt, best first.
+
+        The prompt is computed once. Each choice is encoded on its own: after a text that ends with
+        a letter, choices usually begin with a space.
+
+        Args:
+            prompt: as for `generate`.
+            choices: texts or token ids, each of at least one token.
+            by: rank by the log probability of the whole choice, or by its mean for each token,
+                which does not favour short ones.
+            tools, thinking, special: as for `generate`.
+
+        Raises:
+            ValueError: the prompt, the choices or one of them is empty, or an id is out of range.
+            ContextError: prompt and longest choice are longer than the model was trained for, or do
+                not fit in memory.
+        """
+        from lily.scoring import rank
+
+        return rank(self, self._prompt_tokens(prompt, tools, thinking, special), choices, by)
 
     def _prompt_tokens(
         self,
