@@ -161,7 +161,7 @@ def test_a_constraint_may_start_late_and_end_the_text(tiny: lily.Model) -> None:
 def test_nothing_allowed_is_an_error_and_the_session_lives(tiny: lily.Model) -> None:
     with pytest.raises(ValueError, match="constraint: allows no token"):
         start(tiny, DRAWN, constraint=Allowed([]))
-    bans = {id: -math.inf for id in range(tiny.n_tokens)}
+    bans = dict.fromkeys(range(tiny.n_tokens), -math.inf)
     session = tiny.session()
     session.prefill(PROMPT)
     with pytest.raises(ValueError, match="bans all"):
