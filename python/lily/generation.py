@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from lily.errors import Cancelled
-from lily.reuse import reuse
+from lily.errors import Cancelled, DeviceError
+from lily.reuse import Reuse, check_reuse, keep, keep_points, take_up
 from lily.sampling import Sampling
 from lily.stops import StopStrings
 from lily.stream import FinishReason, Piece, Stream
@@ -24,9 +25,9 @@ class Usage:
 
     Attributes:
         prompt: tokens of the prompt.
-        reused: those of them that the session already held.
+        reused: those of them that were not computed again.
         generated: tokens drawn, a natural end's token included.
-        reuse_note: why not more was reused; "" if all that could be was.
+        reuse_note: why not more was reused; "" if the session held no more, or there is no more.
     """
 
     prompt: int
@@ -97,6 +98,7 @@ class Generation:
         stop: str | Sequence[str],
         progress: Callable[[int, int], None] | None = None,
         *,
+        reuse: Reuse = "any",
         owns_session: bool = False,
     ) -> None:
         if not prompt:
@@ -104,6 +106,7 @@ class Generation:
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens: {max_tokens}, expected at least 1")
         StopStrings(stop)
+        self._reuse = check_reuse(reuse)
         session.model._check_prompt(len(prompt), session.context)
         self.session = session
         self.prompt = prompt
@@ -123,7 +126,7 @@ class Generation:
     def _generate(self) -> Iterator[Piece]:
         self._started_at = time.perf_counter()
         try:
-            self._reused, self._note = reuse(self.session, self.prompt)
+            self._reused, self._note = take_up(self.session, self.prompt, self._reuse)
             try:
                 self._prefill()
             except Cancelled:
@@ -140,22 +143,30 @@ class Generation:
             if self._finish_reason is None:
                 self._finish_reason = "cancelled"
             if self._owns_session:
-                self.session.close()
+                self._leave_session()
 
     def _prefill(self) -> None:
-        """Compute what the session does not hold, with a snapshot where the last turn begins: the
-        next prompt of a chat may differ after that point."""
-        cancels = self.session.cancels
-        edges = [self._reused, len(self.prompt)]
-        boundary = self.session.model._turn_start(self.prompt)
-        if not self._owns_session and edges[0] < boundary < edges[1]:
-            edges.insert(1, boundary)
-        for begin, end in pairwise(edges):
-            if begin == boundary != self._reused:
-                self.session._keep_snapshot()
-            self.session.prefill(self.prompt[begin:end], progress=self._report(begin))
-            if self.session.cancels != cancels:
+        """Compute what the session does not hold, and keep states that later prompts may share:
+        the next one of a chat may differ after the start of the last turn."""
+        session, n = self.session, len(self.prompt)
+        cancels = session.cancels
+        stores, holds = self._reuse != "off", not self._owns_session
+        points, turn = keep_points(session, self.prompt, self._reused, stores=stores, holds=holds)
+        session._live().reserve(n - self._reused)
+        for begin, end in pairwise([self._reused, *points, n]):
+            session.prefill(self.prompt[begin:end], progress=self._report(begin))
+            if session.cancels != cancels:
                 raise Cancelled("generate: cancelled")
+            if end < n:
+                keep(session, store=stores, holds=holds and end == turn)
+
+    def _leave_session(self) -> None:
+        """Close the session that was made for this call; its last state may be of use to others."""
+        if self._reuse != "off" and self.session._core is not None:
+            with contextlib.suppress(DeviceError):
+                self.session.discard_pending()
+                keep(self.session)
+        self.session.close()
 
     def _report(self, begin: int) -> Callable[[int, int], None] | None:
         progress, n = self._progress, len(self.prompt)
