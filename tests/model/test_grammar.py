@@ -93,14 +93,15 @@ def test_keys_that_are_not_allowed_never_occur(demo: lily.Model) -> None:
 
 
 def test_json_is_any_object(demo: lily.Model) -> None:
-    for seed in range(20):
-        result = written(demo, "json", 60, seed=seed, temperature=1.5)
+    bias = {demo.encode("}")[0]: 8.0}  # lest it goes on for long
+    ended = 0
+    for seed in range(6):
+        result = written(demo, "json", 60, seed=seed, temperature=1, logit_bias=bias)
         assert result.text.startswith("{")
         if result.finish_reason == "stop":
             assert isinstance(json.loads(result.text), dict)
-            break
-    else:
-        pytest.fail("no object was ever finished")
+            ended += 1
+    assert ended
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0}, {"seed": 1}, {"seed": 2, "top_k": 5}])
@@ -215,14 +216,11 @@ def test_required_calls_are_calls_with_typed_values(demo: lily.Model) -> None:
         result = written(demo, grammar, 400, seed=seed, temperature=2)
         if result.finish_reason == "length":
             continue
-        calls = [
-            CALL.fullmatch(f"{part}</tool_call>") for part in result.text.split("</tool_call>")[:-1]
-        ]
-        del calls[1:]
-        assert calls[0], result.text
-        names.add(calls[0][1])
-        if calls[0][3]:
-            assert 1 <= int(calls[0][3]) <= 20
+        for text in re.findall(r"<tool_call>.*?</tool_call>", result.text, re.S):
+            call = CALL.fullmatch(text)
+            assert call, text
+            names.add(call[1])
+            assert 1 <= int(call[3] or 1) <= 20
     assert names
 
 
@@ -231,8 +229,8 @@ def test_text_parameters_are_bare_and_end_at_the_closing_tag(demo: lily.Model) -
     tools = [{"name": 'say "x"', "parameters": {"properties": properties, "required": ["a", "c"]}}]
     constraint = compile_format(tool_call_grammar(tools), demo.tokenizer)
     call = (
-        '<tool_call>\n<function=say "x">\n<parameter=a>\nany\n\n'
-        '"text" </parameter> {\n</parameter>\n'
+        '<tool_call>\n<function=say "x">\n'
+        '<parameter=a>\nany\n\n"text" </parameter> {\n</parameter>\n'
         "<parameter=c>\nnull\n</parameter>\n</function>\n</tool_call>"
     )
     for token in demo.encode(f"{call}\n{call}", special=True):
