@@ -15,6 +15,7 @@ from lily.errors import (
     DeviceError,
     Error,
     InternalError,
+    SessionFileError,
 )
 from lily.generation import Generation, Result, Timings, Usage
 from lily.loading import techniques
@@ -23,6 +24,7 @@ from lily.model import Model, ModelInfo
 from lily.perplexity import Perplexity, perplexity
 from lily.sampling import Sampling
 from lily.session import Logits, Session, Snapshot
+from lily.store import ReuseStats
 from lily.stream import Piece, Stream
 
 __version__ = "0.1.0"
@@ -42,8 +44,10 @@ __all__ = [
     "Perplexity",
     "Piece",
     "Result",
+    "ReuseStats",
     "Sampling",
     "Session",
+    "SessionFileError",
     "Snapshot",
     "Stream",
     "Timings",
