@@ -42,6 +42,15 @@ GROUPS = {
         "Regex",
         "Grammar",
     ),
+    "Chat": (
+        "Reply",
+        "ReplyPiece",
+        "ReplyResult",
+        "Tool",
+        "ToolCall",
+        "ToolCallPiece",
+        "ToolRun",
+    ),
     "Sessions": ("Session", "Logits", "Snapshot", "ReuseStats"),
     "Measuring": ("perplexity", "Perplexity", "Score", "Ranked", "techniques"),
     "Errors": (
@@ -66,6 +75,8 @@ ALIASES = {
     "Message": "chat",
     "FinishReason": "stream",
     "Format": "grammar",
+    "ReplyEnd": "chat_reply",
+    "ThinkingEnd": "chat_reply",
 }
 SECTION = re.compile(r"(Args|Attributes|Returns|Raises):")
 ITEM = re.compile(r"([\w., ]+): (.*)")

@@ -12,6 +12,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_args, get_origin
 
 from lily.tool_arguments import type_name
@@ -143,7 +144,7 @@ def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     told: dict[str, str] = {}
     lines = (inspect.getdoc(function) or "").splitlines()
     heads = [i for i, line in enumerate(lines) if SECTION.fullmatch(line.rstrip())]
-    for head, end in zip(heads, [*heads[1:], len(lines)], strict=True):
+    for head, end in pairwise([*heads, len(lines)]):
         if lines[head].rstrip() not in ("Args:", "Arguments:", "Parameters:"):
             continue
         name = ""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lily import _core
+from lily.asynchronous import in_thread
 from lily.generation import Generation
 from lily.reuse import latest
 from lily.sampling import Sampling
@@ -20,6 +21,7 @@ from lily.token_ids import Tokens, token_array
 
 if TYPE_CHECKING:
     from lily.chat import Message
+    from lily.chat_reply import Reply
     from lily.grammar import Constraint
     from lily.model import Model
 
@@ -263,6 +265,24 @@ class Session:
         latest snapshot inside the common part, its own or one that the model keeps, or starts over.
         """
         return self._model.generate(prompt, session=self, **options)
+
+    def chat(self, messages: Sequence[Message], **options: Any) -> Reply:
+        """As `Model.chat`, in this session."""
+        return self._model.chat(messages, session=self, **options)
+
+    async def aprefill(self, tokens: Tokens, *, progress: Progress | None = None) -> Logits:
+        """As `prefill`, for event loops; cancelling the task stops it between two chunks."""
+        return await in_thread(lambda: self.prefill(tokens, progress=progress), self.cancel)
+
+    async def adecode(self, token: int) -> Logits:
+        """As `decode`, for event loops."""
+        return await in_thread(lambda: self.decode(token))
+
+    async def ascore(
+        self, tokens: Tokens, *, progress: Progress | None = None
+    ) -> NDArray[np.float32]:
+        """As `score`, for event loops; cancelling the task stops it between two chunks."""
+        return await in_thread(lambda: self.score(tokens, progress=progress), self.cancel)
 
     def cancel(self) -> None:
         """End a running prefill (within a chunk), stream (within a token) or generation. From any
