@@ -255,8 +255,10 @@ def _function_rules(name: str, function: Mapping[str, Any], where: str) -> list[
         raise ValueError(f"{where}.name: {spelled!r}, expected a name")
     schema = function.get("parameters") or {}
     required = schema.get("required") or ()
+    properties = dict(schema.get("properties") or {})
+    properties |= {key: None for key in required if key not in properties}
     parts, rules = [_literal(f"<function={spelled}>\n")], []
-    for i, (key, value) in enumerate((schema.get("properties") or {}).items()):
+    for i, (key, value) in enumerate(properties.items()):
         rule = f"{name}_{i}"
         parts.append(rule if key in required else f"{rule}?")
         rules.append(f"{rule}: {_literal(f'<parameter={key}>' + chr(10))} {_value(value, schema)}")
