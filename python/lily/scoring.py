@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from lily.perplexity import chunks, exp
 from lily.stream import log_sum
+from lily.token_ids import token_array
 
 if TYPE_CHECKING:
     from lily.model import Model
@@ -116,8 +117,6 @@ def rank(
 
 
 def _ids(model: Model, name: str, tokens: Sequence[int]) -> NDArray[np.uint32]:
-    from lily.session import token_array
-
     ids = token_array(tokens)
     outside = np.flatnonzero(ids >= model.n_tokens)
     if outside.size:
