@@ -58,7 +58,7 @@ ALIASES = {
     "Precision": "loading",
     "Kv": "loading",
     "Dtype": "layouts",
-    "Tokens": "session",
+    "Tokens": "token_ids",
     "Progress": "session",
     "Observer": "session",
     "Message": "chat",

@@ -229,8 +229,8 @@ def test_text_parameters_are_bare_and_end_at_the_closing_tag(demo: lily.Model) -
     tools = [{"name": 'say "x"', "parameters": {"properties": properties, "required": ["a", "c"]}}]
     constraint = compile_format(tool_call_grammar(tools), demo.tokenizer)
     call = (
-        '<tool_call>\n<function=say "x">\n<parameter=a>\nany\n\n'
-        '"text" </parameter> {\n</parameter>\n'
+        '<tool_call>\n<function=say "x">\n'
+        '<parameter=a>\nany\n\n"text" </parameter> {\n</parameter>\n'
         "<parameter=c>\nnull\n</parameter>\n</function>\n</tool_call>"
     )
     for token in demo.encode(f"{call}\n{call}", special=True):
