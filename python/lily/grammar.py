@@ -161,7 +161,7 @@ class _Matcher:
 
     @property
     def finished(self) -> bool:
-        return self._matcher.is_stopped()
+        return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def allowed(self) -> NDArray[np.uint32]:
         mask = self._matcher.compute_bitmask()

@@ -212,10 +212,8 @@ CALL = re.compile(
 def test_required_calls_are_calls_with_typed_values(demo: lily.Model) -> None:
     grammar = tool_call_grammar(TOOLS, demo.tokenizer)
     names = set()
-    for seed in range(6):
-        result = written(demo, grammar, 400, seed=seed, temperature=2)
-        if result.finish_reason == "length":
-            continue
+    for seed in range(4):
+        result = written(demo, grammar, 200, seed=seed, temperature=2)
         for text in re.findall(r"<tool_call>.*?</tool_call>", result.text, re.S):
             call = CALL.fullmatch(text)
             assert call, text
