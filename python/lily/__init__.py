@@ -15,6 +15,7 @@ from lily.errors import (
     DeviceError,
     Error,
     InternalError,
+    SessionFileError,
 )
 from lily.generation import Generation, Result, Timings, Usage
 from lily.grammar import Constraint, Grammar, Regex
@@ -25,6 +26,7 @@ from lily.perplexity import Perplexity, perplexity
 from lily.sampling import Sampling
 from lily.scoring import Ranked, Score
 from lily.session import Logits, Session, Snapshot
+from lily.store import ReuseStats
 from lily.stream import Piece, Stream, TokenLogprob
 
 __version__ = "0.1.0"
@@ -48,9 +50,11 @@ __all__ = [
     "Ranked",
     "Regex",
     "Result",
+    "ReuseStats",
     "Sampling",
     "Score",
     "Session",
+    "SessionFileError",
     "Snapshot",
     "Stream",
     "Timings",

@@ -21,6 +21,7 @@ from lily.reuse import Reuse
 from lily.sampling import Sampling
 from lily.session import Session
 from lily.store import ReuseStats, SnapshotStore
+from lily.weights_id import weights_id
 
 if TYPE_CHECKING:
     from lily.chat import ChatTemplate, Message
@@ -51,6 +52,7 @@ class ModelInfo:
         stop_ids: ids that end a text.
         load_s: seconds that loading took.
         ablated: techniques that its plans leave out.
+        weights_id: hash that tells these weights from others.
     """
 
     source: str
@@ -68,6 +70,7 @@ class ModelInfo:
     stop_ids: tuple[int, ...]
     load_s: float
     ablated: tuple[str, ...] = ()
+    weights_id: str = ""
 
     def __str__(self) -> str:
         c = self.config
@@ -215,6 +218,7 @@ class Model:
             stop_ids=checkpoint.stop_ids,
             load_s=time.perf_counter() - started,
             ablated=tuple(ablate),
+            weights_id=weights_id(checkpoint),
         )
         if reuse_memory is None:
             left = memory.available - memory.total(info.context)
@@ -326,6 +330,10 @@ class Model:
         session = Session(self, _core.Session(self._live_engine(), context or self.info.context))
         self._sessions.add(session)
         return session
+
+    def load_session(self, path: str | os.PathLike[str], *, context: int | None = None) -> Session:
+        """The session that `Session.save` wrote, to go on as it would have; see `Session.load`."""
+        return Session.load(path, self, context=context)
 
     def generate(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -13,6 +14,7 @@ from lily import _core
 from lily.generation import Generation
 from lily.reuse import latest
 from lily.sampling import Sampling
+from lily.session_file import load_session, save_session
 from lily.stream import Stream
 from lily.token_ids import Tokens, token_array
 
@@ -293,6 +295,40 @@ class Session:
         snapshot = Snapshot(core, self._model)
         self.restore(snapshot)
         self._kept = snapshot
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the whole state to a file: tokens, KV rows in use, recurrent state, logits. Ends a
+        running stream; a pending token goes along.
+
+        The file takes the place of one that is there only once it is complete and on the disk.
+
+        Raises:
+            OSError: it cannot be written; a file that was there is as before.
+        """
+        save_session(self._live(), self._model, path)
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], model: Model, *, context: int | None = None
+    ) -> Session:
+        """A session in the state that `save` wrote, of the same model, precision and KV type.
+
+        On another device, or with another version of lily, it is no longer `exact`.
+
+        Args:
+            path: the file.
+            model: whose session it was.
+            context: most tokens it will hold; None takes what the saved one had.
+
+        Raises:
+            SessionFileError: the file is damaged, or not of this model; says what differs.
+            ContextError: the session does not fit.
+            OSError: the file cannot be read.
+        """
+        snapshot, saved_context = load_session(path, model)
+        session = model.session(saved_context if context is None else context)
+        session.restore(Snapshot(snapshot, model))
+        return session
 
     def fork(self, context: int | None = None) -> Session:
         """A new session in the same state; the two then go their own ways.
