@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lily.errors import Error
+from lily.tool_arguments import schema_types
 
 if TYPE_CHECKING:
     import llguidance
@@ -268,51 +269,19 @@ def _function_rules(name: str, function: Mapping[str, Any], where: str) -> list[
 def _value(schema: Any, root: Mapping[str, Any]) -> str:
     """A parameter's value with the tag that closes it."""
     closed = _literal("\n</parameter>\n")
-    schema = _resolved(schema, root)
     if not isinstance(schema, Mapping):
         return "text"
     choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if choices:
         spelled = (c if isinstance(c, str) else json.dumps(c) for c in choices)
         return f"({' | '.join(map(_literal, spelled))}) {closed}"
-    if _may_be_text(schema, root):
+    if "string" in schema_types(schema, root):
         return "text"
     whole = {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}
     for definitions in ("$defs", "definitions"):
         if definitions in root and "$ref" in json.dumps(schema):
             whole.setdefault(definitions, root[definitions])
     return f"%json {json.dumps(whole)} {closed}"
-
-
-def _may_be_text(schema: Mapping[str, Any], root: Mapping[str, Any]) -> bool:
-    """Whether a value may be a string, which stands without quotes."""
-    for union in ("anyOf", "oneOf"):
-        if union in schema:
-            options = (_resolved(option, root) for option in schema[union])
-            return any(not isinstance(o, Mapping) or _may_be_text(o, root) for o in options)
-    if "enum" in schema:
-        return any(isinstance(choice, str) for choice in schema["enum"])
-    if "const" in schema:
-        return isinstance(schema["const"], str)
-    kind = schema.get("type", "string")
-    return kind == "string" or (not isinstance(kind, str) and "string" in kind)
-
-
-def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """What a `$ref` into the same document stands for."""
-    seen = set[str]()
-    while isinstance(schema, Mapping) and isinstance(ref := schema.get("$ref"), str):
-        if ref in seen or not ref.startswith("#/"):
-            break
-        seen.add(ref)
-        target: Any = root
-        for part in ref[2:].split("/"):
-            part = part.replace("~1", "/").replace("~0", "~")
-            if not isinstance(target, Mapping) or part not in target:
-                return schema
-            target = target[part]
-        schema = target
-    return schema
 
 
 def _literal(text: str) -> str:
