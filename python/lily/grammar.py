@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lily.errors import Error
-from lily.tool_arguments import schema_types
+from lily.tool_arguments import resolve, schema_types
 
 if TYPE_CHECKING:
     import llguidance
@@ -269,15 +269,18 @@ def _function_rules(name: str, function: Mapping[str, Any], where: str) -> list[
 def _value(schema: Any, root: Mapping[str, Any]) -> str:
     """A parameter's value with the tag that closes it."""
     closed = _literal("\n</parameter>\n")
+    if isinstance(schema, Mapping) and isinstance(ref := schema.get("$ref"), str):
+        schema = resolve(ref, root)
+    types = schema_types(schema, root)
     if not isinstance(schema, Mapping):
         return "text"
     choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if choices:
         spelled = (c if isinstance(c, str) else json.dumps(c) for c in choices)
         return f"({' | '.join(map(_literal, spelled))}) {closed}"
-    if "string" in schema_types(schema, root):
+    if "string" in types:
         return "text"
-    whole = {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}
+    whole = {"type": sorted(types), **schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}
     for definitions in ("$defs", "definitions"):
         if definitions in root and "$ref" in json.dumps(schema):
             whole.setdefault(definitions, root[definitions])
