@@ -46,7 +46,7 @@ def _argument(
     elif isinstance(extra := schema.get("additionalProperties"), Mapping):
         yield schema_types(extra, root)
     if isinstance(ref := schema.get("$ref"), str) and ref not in seen:
-        yield from _argument(_resolve(ref, root), root, key, seen | {ref})
+        yield from _argument(resolve(ref, root), root, key, seen | {ref})
     for part in _list(schema.get("allOf")):
         yield from _argument(part, root, key, seen)
     for word in ("anyOf", "oneOf"):
@@ -67,7 +67,7 @@ def schema_types(
         return ANY
     types = _declared(schema)
     if isinstance(ref := schema.get("$ref"), str) and ref not in seen:
-        types &= schema_types(_resolve(ref, root), root, seen | {ref})
+        types &= schema_types(resolve(ref, root), root, seen | {ref})
     for part in _list(schema.get("allOf")):
         types &= schema_types(part, root, seen)
     for word in ("anyOf", "oneOf"):
@@ -94,7 +94,7 @@ def _declared(schema: Mapping[str, Any]) -> frozenset[str]:
     return types or ANY
 
 
-def _resolve(ref: str, root: Mapping[str, Any]) -> Any:
+def resolve(ref: str, root: Mapping[str, Any]) -> Any:
     """What a local reference such as `#/$defs/Unit` points to; None if nothing."""
     found: Any = root if ref.startswith("#") else None
     for step in ref.lstrip("#").split("/")[1:]:
