@@ -114,25 +114,23 @@ def test_it_counts_what_it_keeps_and_stays_within_its_budget(
     steps: list[tuple[tuple[int, ...], bool, int, int, bool]], budget: int
 ) -> None:
     store = SnapshotStore(budget)
-    for tokens, exact, group, rows, settles in steps:
-        put(store, Fake(tokens, exact, memory=Memory(rows, owners=99 if group else 0)))
+    for tokens, exact, owners, rows, settles in steps:
+        put(store, Fake(tokens, exact, memory=Memory(rows, 99 if owners == 0 else 0)))
         if settles:
             store.settle()
-        kept = [entry.snapshot for entry in store._entries.values()]
-        memories = {s.kv_identity: s.kv_bytes for s in kept}
+        kept: list[Any] = [entry.snapshot for entry in store._entries.values()]
+        memories = {s.kv_identity: s.kv_bytes for s in kept if not s.kv_owners}
         stats = store.stats()
         assert stats.entries == len(kept)
         assert stats.bytes == sum(s.nbytes for s in kept) + sum(memories.values()) <= budget
     store.close()
     assert (store.stats().entries, store.stats().bytes) == (0, 0)
-    put(store, Fake((1,), nbytes=0, memory=Memory(0)))
-    assert find(store, (1,)) is not None  # of no size
-    put(store, Fake((1, 1)))
-    assert find(store, (1, 1)).position == 1
+    put(store, Fake((1,)))
+    assert find(store, (1,)) is None
 
 
 def test_the_one_that_was_not_used_for_longest_goes_first() -> None:
-    store = SnapshotStore(3 * 180)
+    store = SnapshotStore(3 * (100 + ROW))
     put(store, Fake((1,)), Fake((2,)), Fake((3,)))
     assert find(store, (1, 5))
     put(store, Fake((4,)))
@@ -142,16 +140,27 @@ def test_the_one_that_was_not_used_for_longest_goes_first() -> None:
 
 def test_one_too_large_for_the_budget_drops_nothing() -> None:
     store = SnapshotStore(400)
-    put(store, Fake((1,)), Fake((2,), nbytes=321))
+    put(store, Fake((1,)), Fake((2,), nbytes=400))
     assert find(store, (1,))
     assert not find(store, (2,))
 
 
-def test_shared_memory_counts_once_until_its_last_user_goes() -> None:
+def test_shared_memory_counts_once_and_not_while_a_session_uses_it() -> None:
     store = SnapshotStore(1 << 20)
-    memory = Memory(50)
+    memory = Memory(50, owners=3)
     put(store, Fake((1,), memory=memory), Fake((1, 2), memory=memory))
+    assert store.stats().bytes == 2 * 100
+    memory.owners = 2
     assert store.stats().bytes == 2 * 100 + 500
+
+
+def test_idle_memory_is_cut_before_anything_is_dropped() -> None:
+    store = SnapshotStore(250)
+    memory = Memory(50, owners=2)
+    put(store, Fake((1,), memory=memory))
+    memory.owners = 1
+    put(store, Fake((2,), memory=Memory(1)))
+    assert (store.stats().entries, store.stats().bytes) == (2, 2 * 100 + 2 * ROW)
 
 
 def test_a_state_of_prefill_replaces_one_of_decode_steps_but_not_the_reverse() -> None:
