@@ -182,18 +182,6 @@ def test_settling_shares_memory_of_one_history_and_cuts_what_lies_idle() -> None
     assert store.stats().bytes == 3 * 100 + ROW * (3 + 2)
 
 
-def test_what_a_history_has_left_behind_goes_first() -> None:
-    store = SnapshotStore(1000)
-    memory = Memory(4)
-    put(store, Fake((7,), memory=Memory(1)), Fake((1,), memory=memory))
-    put(store, Fake((1, 2, 2), memory=memory))  # a reply
-    put(store, Fake((1, 3, 3, 3), memory=Memory(4)))  # the next prompt, that leaves it
-    store.settle()
-    assert [entry.snapshot.token_bytes for entry in store._entries.values()] == [
-        encode(tokens) for tokens in ((1, 2, 2), (7,), (1,), (1, 3, 3, 3))
-    ]
-
-
 def test_memory_that_a_session_writes_to_is_left_alone() -> None:
     store = SnapshotStore(1 << 20)
     put(store, Fake((1,), memory=Memory(64, owners=2)))
