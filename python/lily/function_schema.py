@@ -12,6 +12,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_args, get_origin
 
 from lily.tool_arguments import type_name
@@ -143,7 +144,7 @@ def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     told: dict[str, str] = {}
     lines = (inspect.getdoc(function) or "").splitlines()
     heads = [i for i, line in enumerate(lines) if SECTION.fullmatch(line.rstrip())]
-    for head, end in zip(heads, [*heads[1:], len(lines)], strict=True):
+    for head, end in pairwise([*heads, len(lines)]):
         if lines[head].rstrip() not in ("Args:", "Arguments:", "Parameters:"):
             continue
         name = ""
@@ -232,7 +233,12 @@ def _fields(hint: Any) -> dict[str, tuple[Any, bool]] | None:
     """Type and necessity of each field of a dataclass or TypedDict; None for other types."""
     if typing.is_typeddict(hint):
         hints = typing.get_type_hints(hint, include_extras=True)
-        return {name: (kind, name in hint.__required_keys__) for name, kind in hints.items()}
+        # __required_keys__ does not see these two in annotations that are text.
+        told = {Required: True, NotRequired: False}
+        return {
+            name: (kind, told.get(get_origin(kind), name in hint.__required_keys__))
+            for name, kind in hints.items()
+        }
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         hints = typing.get_type_hints(hint, include_extras=True)
         none = dataclasses.MISSING

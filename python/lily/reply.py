@@ -256,11 +256,17 @@ class ReplyParser:
         if name:
             tag = yield from self._read_call(name)
             if tag == FUNCTION_END:
-                yield from self._blank_then(CALL_END)
-        elif self._is_cut(FUNCTION):
-            self._at = len(self._buffer)
-        else:
+                _, tag = yield from self._blank_then(CALL_END)
+                if not tag:
+                    self._drop_cut(CALL_END)
+        elif not self._drop_cut(FUNCTION):
             self._say(CALL + said)
+
+    def _drop_cut(self, tag: str) -> bool:
+        """Leave out the beginning of `tag` that the text ends in, if it does."""
+        cut = self._is_cut(tag)
+        self._at = len(self._buffer) if cut else self._at
+        return cut
 
     def _read_opening(self) -> Waiting[tuple[str, str]]:
         """What stands between `<tool_call>` and the call's body, and the function's name if any."""
