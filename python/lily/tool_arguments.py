@@ -24,29 +24,32 @@ WORDS: dict[str, dict[str, Any]] = {
 def argument_types(schema: Mapping[str, Any], key: str) -> frozenset[str]:
     """JSON types that the argument `key` may have by a tool's parameter schema.
 
-    An argument that the schema does not know may be anything, unless `additionalProperties` or
-    `patternProperties` say more.
+    An argument that the schema does not know may be anything, unless `additionalProperties` says
+    more.
     """
-    found = list(_argument(schema, schema, key, NONE))
     types = ANY
-    for one in found:
-        types &= one
+    try:
+        for one in _argument(schema, schema, key, set()):
+            types &= one
+    except RecursionError:
+        return ANY
     return types or ANY
 
 
 def _argument(
-    schema: Any, root: Mapping[str, Any], key: str, seen: frozenset[str]
+    schema: Any, root: Mapping[str, Any], key: str, seen: set[str]
 ) -> Iterator[frozenset[str]]:
     """What each part of an object's schema says of the argument `key`."""
     if not isinstance(schema, Mapping):
         return
     properties = schema.get("properties")
     if isinstance(properties, Mapping) and key in properties:
-        yield schema_types(properties[key], root)
+        yield _types(properties[key], root, {})
     elif isinstance(extra := schema.get("additionalProperties"), Mapping):
-        yield schema_types(extra, root)
+        yield _types(extra, root, {})
     if isinstance(ref := schema.get("$ref"), str) and ref not in seen:
-        yield from _argument(_resolve(ref, root), root, key, seen | {ref})
+        seen.add(ref)
+        yield from _argument(_resolve(ref, root), root, key, seen)
     for part in _list(schema.get("allOf")):
         yield from _argument(part, root, key, seen)
     for word in ("anyOf", "oneOf"):
@@ -55,24 +58,28 @@ def _argument(
             yield NONE.union(*(types for option in options for types in option or [ANY]))
 
 
-def schema_types(
-    schema: Any, root: Mapping[str, Any], seen: frozenset[str] = NONE
+def _types(
+    schema: Any, root: Mapping[str, Any], known: dict[str, frozenset[str]]
 ) -> frozenset[str]:
     """JSON types that a schema admits, `number` always together with `integer`.
 
     Follows `type`, `enum`, `const`, `anyOf`, `oneOf`, `allOf` and local `$ref`; what it does not
-    understand admits everything.
+    understand admits everything. `known` holds references that were followed, so that each is
+    followed once.
     """
     if not isinstance(schema, Mapping):
         return ANY
     types = _declared(schema)
-    if isinstance(ref := schema.get("$ref"), str) and ref not in seen:
-        types &= schema_types(_resolve(ref, root), root, seen | {ref})
+    if isinstance(ref := schema.get("$ref"), str):
+        if ref not in known:
+            known[ref] = ANY  # as far as it refers to itself
+            known[ref] = _types(_resolve(ref, root), root, known)
+        types &= known[ref]
     for part in _list(schema.get("allOf")):
-        types &= schema_types(part, root, seen)
+        types &= _types(part, root, known)
     for word in ("anyOf", "oneOf"):
         if parts := _list(schema.get(word)):
-            types &= NONE.union(*(schema_types(part, root, seen) for part in parts))
+            types &= NONE.union(*(_types(part, root, known) for part in parts))
     return types or ANY
 
 

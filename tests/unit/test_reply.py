@@ -68,6 +68,7 @@ class Read:
         for part in self.parts:
             if (piece := part.call) is not None:
                 key = (piece.index, piece.id, piece.name)
+                assert piece.arguments or key not in self.streamed
                 self.streamed[key] = self.streamed.get(key, "") + piece.arguments
         self.calls = self.parser.calls
         assert (self.reasoning, self.content) == (self.parser.reasoning, self.parser.content)

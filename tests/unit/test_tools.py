@@ -381,6 +381,20 @@ def test_parameters_may_stand_behind_references_and_alternatives() -> None:
     assert argument_types({}, "x") == ANY
 
 
+def test_a_schema_of_many_references_takes_no_time() -> None:
+    twice = {str(n): {"allOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(100)}
+    twice["100"] = {"type": "integer"}
+    schema = {"properties": {"x": {"$ref": "#/$defs/0"}}, "$defs": twice}
+    assert argument_types(schema, "x") == {"integer"}
+    objects = {name: part for name, part in twice.items() if name != "100"}
+    objects["100"] = {"properties": {"x": {"type": "integer"}}}
+    assert argument_types({"$ref": "#/$defs/0", "$defs": objects}, "x") == {"integer"}
+    deep: dict[str, Any] = {"type": "integer"}
+    for _ in range(100_000):
+        deep = {"anyOf": [deep]}
+    assert argument_types({"properties": {"x": deep}}, "x") == ANY
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False),
     lambda s: st.lists(s | st.text(), max_size=3) | st.dictionaries(st.text(), s, max_size=3),
