@@ -141,8 +141,8 @@ def parse_value(text: str, types: frozenset[str]) -> Any:
         if kind in types and text in words:
             return words[text]
     try:
-        value = json.loads(text, parse_constant=_refuse)
-        to_json(value).encode()  # no text: half a surrogate pair; no JSON: 1e999
+        value = json.loads(text)
+        to_json(value).encode()  # no text: half a surrogate pair; no JSON: NaN, 1e999
     except (ValueError, RecursionError):
         return text
     kind = type_name(value)
@@ -154,10 +154,6 @@ def parse_value(text: str, types: frozenset[str]) -> Any:
 def to_json(value: Any) -> str:
     """JSON as arguments are written: readable, and never an invalid number."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
 
 
 class Argument:

@@ -54,6 +54,10 @@ def call(*arguments: tuple[str, str], name: str = "f") -> str:
     return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
 
 
+CUT = "<tool_call>\n<function=f>\n<parameter=s>\na"
+OPEN = "<tool_call>\n<function=f>\n</function>\n"
+
+
 class Read:
     """A reply read to its end, and what its parts join to."""
 
@@ -195,6 +199,9 @@ def test_strings_come_as_they_are_written() -> None:
         (True, f"{call()}{call(name='g')}", f"{call()}{call(name='g')}", ""),
         (True, f"a\n{call()} b", f"a\n{call()} b", ""),
         (True, call()[:-3], call()[:-3], ""),
+        (True, "<tool_call>\n<function=f>\n</think>c", "<tool_call>\n<function=f>", "c"),
+        (True, f"{CUT}</tool_call>", f"{CUT}</tool_call>", ""),
+        (True, f"{OPEN}{call(name='g')}", f"{OPEN}{call(name='g')}", ""),
     ],
 )
 def test_thinking_is_told_from_the_answer(
@@ -204,6 +211,16 @@ def test_thinking_is_told_from_the_answer(
         got = Read(pieces, thinking)
         assert (got.reasoning, got.content, got.calls) == (reasoning, content, ())
         assert not got.streamed
+
+
+def test_only_what_may_be_a_call_is_held_back() -> None:
+    assert ReplyParser(thinking=False).push("a \n") == [Part(content="a \n")]
+    assert ReplyParser(thinking=False, tools=TOOLS).push("a \n") == [Part(content="a")]
+    parser = ReplyParser(thinking=False, tools=TOOLS, stop="##END")
+    assert parser.push("a \n##END") == [Part(content="a \n")]
+    parser = ReplyParser(thinking=True, tools=TOOLS)
+    assert parser.push("<tool_call>\n<function=g>") == [Part(reasoning="<tool_call>\n<function=g>")]
+    assert parser.push("<tool_call>\n<function=f>") == []
 
 
 def test_says_whether_it_is_thinking() -> None:
@@ -300,6 +317,11 @@ def test_values_have_the_schemas_types(key: str, text: str, value: object) -> No
         ("<parameter=s></parameter></function>", {"s": ""}),
         ("<parameter=s>\n</parameter>\n</function>", {"s": ""}),
         ("<parameter=s>\na</parameter>\n\n</parameter>\n</function>", {"s": "a</parameter>\n"}),
+        ("<parameter=s>a</parameter></parameter></function>", {"s": "a</parameter>"}),
+        (
+            "<parameter=s>\na\n</parameter></parameter>\n</function>\n</parameter>\n</function>",
+            {"s": "a\n</parameter></parameter>\n</function>"},
+        ),
         ("<parameter=i>\n5\n</parameter>\n", {"i": 5}),
         ("<parameter=i>\n5\n</parameter>\nso\n</function>", None),
         ("so <parameter=i>\n5\n</parameter>\n</function>", {"i": 5}),
@@ -325,6 +347,8 @@ def test_forms_near_the_templates_are_understood(body: str, expected: object) ->
         "<tool_call>\n{}\n</tool_call>",
         "<tool_call><function=>",
         "<tool_call><function=\n>",
+        "<tool_call><function=f\n>",
+        "<tool_call><function=f<tool_call>",
         "<tool_call> <tool_call>\n<function f>",
         "</tool_call> <function=f></function>",
         "half a tag: <tool_c",
