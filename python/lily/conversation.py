@@ -10,74 +10,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from lily.arguments import sampling_options, system_message
+from lily.reply import THINK, Part, ReplyParser
 from lily.terminal import Bar, Output, note
 
 if TYPE_CHECKING:
     from lily.generation import Result
     from lily.model import Model
     from lily.session import Session
-
-OPEN, CLOSE = "<think>", "</think>"
-
-
-class Reply:
-    """Tells a reply's thinking from its answer while it comes.
-
-    Args:
-        thinking: the prompt ends inside a thought, so the reply begins there.
-    """
-
-    def __init__(self, thinking: bool) -> None:
-        self.thought = self.answer = ""
-        self._inside = thinking
-        self._settled = thinking  # whether a thought may no longer be opened
-        self._held = ""
-
-    def push(self, text: str) -> Iterator[tuple[str, bool]]:
-        """(text, whether it is thought) that became certain."""
-        self._held += text
-        if not self._settled:
-            start = self._held.lstrip()
-            if start.startswith(OPEN):
-                self._held, self._inside = start.removeprefix(OPEN), True
-            elif OPEN.startswith(start):
-                return
-            self._settled = True
-        if self._inside:
-            thought, closed, rest = self._held.partition(CLOSE)
-            if not closed:
-                keep = _overlap(thought, CLOSE)
-                thought, rest = thought[: len(thought) - keep], thought[len(thought) - keep :]
-            self._held = rest
-            yield from self._add(thought, True)
-            if not closed:
-                return
-            self._inside = False
-        rest, self._held = self._held, ""
-        yield from self._add(rest, False)
-
-    def finish(self) -> Iterator[tuple[str, bool]]:
-        """What was held back in case it grew into a tag."""
-        rest, self._held = self._held, ""
-        yield from self._add(rest, self._inside)
-
-    def _add(self, text: str, thought: bool) -> Iterator[tuple[str, bool]]:
-        so_far = self.thought if thought else self.answer
-        text = text if so_far else text.lstrip("\n")
-        if not text:
-            return
-        if thought:
-            self.thought += text
-        else:
-            if not so_far and self.thought:
-                yield "\n\n", True
-            self.answer += text
-        yield text, thought
-
-
-def _overlap(text: str, tag: str) -> int:
-    """How many characters at the end of `text` begin `tag`."""
-    return next(n for n in range(min(len(text), len(tag) - 1), -1, -1) if text.endswith(tag[:n]))
 
 
 class Chat:
@@ -115,22 +54,32 @@ class Chat:
             raise
         finally:
             self._bar.clear()
-        if reply.answer or reply.thought:
-            answer = {"role": "assistant", "content": reply.answer}
-            if reply.thought:
-                answer["reasoning_content"] = reply.thought
+        if reply.content or reply.reasoning:
+            answer = {"role": "assistant", "content": reply.content}
+            if reply.reasoning:
+                answer["reasoning_content"] = reply.reasoning
             self._turns = [*self._turns, messages[-1], answer]
 
-    def _answer(self, messages: list[dict[str, str]]) -> Reply:
+    def _answer(self, messages: list[dict[str, str]]) -> ReplyParser:
         args, output = self._args, Output()
         rendered = self._model.render_chat(messages, thinking=args.thinking)
-        reply = Reply(thinking=rendered.rstrip().endswith(OPEN))
+        reply = ReplyParser(thinking=rendered.rstrip().endswith(THINK), stop=args.stop)
+        reasons = False
+
+        def show(parts: list[Part]) -> None:
+            nonlocal reasons
+            for part in parts:
+                if part.content and reasons:
+                    output.write("\n\n", dim=True)
+                reasons = bool(part.reasoning)
+                output.write(part.reasoning, dim=True)
+                output.write(part.content)
+
         with (
             interrupts(self._session.cancel) as interrupted,
             self._session.generate(
                 messages,
                 max_tokens=args.max_tokens,
-                stop=args.stop,
                 thinking=args.thinking,
                 progress=self._bar.prompt if self._bar.enabled else None,
                 **self._options,
@@ -139,23 +88,21 @@ class Chat:
             try:
                 for piece in generation:
                     self._bar.clear()
-                    for text, thought in reply.push(piece.text):
-                        output.write(text, dim=thought)
-                    if interrupted():
+                    show(reply.push(piece.text))
+                    if interrupted() or reply.stop is not None:
                         break
-                for text, thought in reply.finish():
-                    output.write(text, dim=thought)
+                show(reply.finish())
             finally:
                 output.end()
             generation.close()
-            self._remark(generation.result())
+            self._remark(generation.result(), stopped=reply.stop is not None)
         return reply
 
-    def _remark(self, result: Result) -> None:
+    def _remark(self, result: Result, *, stopped: bool) -> None:
         if result.finish_reason == "length":
             full = result.usage.prompt + result.usage.generated >= self._session.context
             note("[the context is full; /reset starts over]" if full else "[cut at --max-tokens]")
-        if result.finish_reason == "cancelled":
+        if result.finish_reason == "cancelled" and not stopped:
             note("[stopped]")
         if sys.stderr.isatty():
             u, t = result.usage, result.timings

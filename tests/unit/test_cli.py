@@ -22,7 +22,6 @@ from typing import Any
 import pytest
 
 from lily import bench, cli
-from lily.conversation import Reply
 from lily.errors import ContextError, DeviceError, Error
 from lily.generation import Result, Timings, Usage
 from lily.memory import MemoryPlan
@@ -545,39 +544,24 @@ def test_chat_hands_thinking_back_apart(
     model.pieces = ["hm", "m\n</thi", "nk>\n\nYes", "."]
     type_in(monkeypatch, "one\ntwo\n")
     assert cli.main(["chat", "m"]) == 0
-    assert capsys.readouterr().out == "hmm\n\n\nYes.\n" * 2
+    assert capsys.readouterr().out == "hmm\n\nYes.\n" * 2
     assert model.asked[1][0][1] == {
         "role": "assistant",
         "content": "Yes.",
-        "reasoning_content": "hmm\n",
+        "reasoning_content": "hmm",
     }
 
 
-@pytest.mark.parametrize(
-    ("opened", "text", "thought", "answer"),
-    [
-        (False, "plain", "", "plain"),
-        (False, "a <think> b", "", "a <think> b"),
-        (False, "\n<think>\nhm</think>\n\nyes", "hm", "yes"),
-        (False, "<thin", "", "<thin"),
-        (False, "", "", ""),
-        (True, "hm</think>yes", "hm", "yes"),
-        (True, "</think>yes", "", "yes"),
-        (True, "hm </think", "hm </think", ""),
-        (True, "a <b> c</think>d</think>e", "a <b> c", "d</think>e"),
-    ],
-)
-def test_thinking_is_told_from_the_answer(
-    opened: bool, text: str, thought: str, answer: str
+def test_a_stop_string_ends_the_answer_but_not_the_thinking(
+    model: Pretend, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for size in (1, 2, 3, 100):
-        reply = Reply(thinking=opened)
-        shown = ""
-        for start in range(0, len(text), size):
-            shown += "".join(part for part, _ in reply.push(text[start : start + size]))
-        shown += "".join(part for part, _ in reply.finish())
-        assert (reply.thought, reply.answer) == (thought, answer)
-        assert shown == thought + ("\n\n" if thought and answer else "") + answer
+    model.opened_thought = True
+    model.pieces = ["a EN", "D b</think>", "Yes.", " EN", "D no"]
+    type_in(monkeypatch, "one\n")
+    assert cli.main(["chat", "m", "--stop", " END"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "a END b\n\nYes.\n"
+    assert "[stopped]" not in err
 
 
 def test_chat_on_a_terminal() -> None:
