@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
@@ -90,9 +91,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await send(
-                {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-            )
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for data in self._chunks():
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -100,19 +99,21 @@ class EventStream(Response):
             self._work.cancel()
 
     async def _chunks(self) -> AsyncIterator[bytes]:
-        """What to send, all that is ready at a time."""
+        """What to send: all that is ready at a time, and a comment where nothing was for long."""
         if self._first is None:
             yield KEEP_ALIVE
-        now = self._first
+        now, sent_at = self._first, time.monotonic()
         while not self._ended:
             data = b""
             while now is not None:
                 data += self._data(now)
                 now = None if self._ended else self._work.ready()
-            if data:
-                yield data
-            if not self._ended and (now := await self._work.next(self._keep_alive_s)) is None:
-                yield KEEP_ALIVE
+            left_s = sent_at + self._keep_alive_s - time.monotonic()
+            if data or left_s <= 0:
+                yield data or KEEP_ALIVE
+                sent_at, left_s = time.monotonic(), self._keep_alive_s
+            if not self._ended:
+                now = await self._work.next(left_s)
 
     def _data(self, now: Event) -> bytes:
         try:

@@ -20,7 +20,7 @@ def chat_logprob(logprob: Any) -> dict[str, Any]:
 
 
 def completion_logprobs(logprobs: Iterable[Any], offset: int) -> dict[str, Any]:
-    """`lily.TokenLogprob`s as a completion's `logprobs`; the text before has `offset` characters."""
+    """`lily.TokenLogprob`s as a completion's `logprobs`, after `offset` characters of text."""
     entries = list(logprobs)
     offsets = []
     for entry in entries:

@@ -18,9 +18,7 @@ BUDGETS: Mapping[str, bool | int] = {
 MAX_TOP = 20
 """Alternatives of a token that may be asked for."""
 
-_MESSAGE = frozenset(
-    {"role", "content", "name", "reasoning_content", "tool_calls", "tool_call_id"}
-)
+_MESSAGE = frozenset({"role", "content", "name", "reasoning_content", "tool_calls", "tool_call_id"})
 # Fields of OpenAI's replies, which clients send back as they came.
 _REPLY = frozenset({"refusal", "audio", "annotations", "function_call"})
 

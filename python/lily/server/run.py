@@ -53,9 +53,7 @@ def listen(host: str, port: int) -> socket.socket:
     )
 
 
-def serve(
-    model: Model, settings: Settings, *, ready: Callable[[str], None] | None = None
-) -> None:
+def serve(model: Model, settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
     """Serve `model` until Ctrl-C or SIGTERM; replies that run are then cancelled.
 
     Args:
