@@ -66,7 +66,7 @@ def test_a_silent_stream_is_kept_alive_and_progress_is_shown_only_when_asked() -
             assert response.status_code == 200
             for part in response.iter_text():
                 text += part
-                if text.count(": keep-alive") >= 2:
+                if text.count(": keep-alive") >= 2 or text.count('"progress"') >= 3:
                     done.set()
         return text.count(": keep-alive"), events(text)
 
