@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from lily.errors import Cancelled, CheckpointError, ContextError, DeviceError
+from lily.errors import Cancelled, CheckpointError, ContextError, DeviceError, Error
 
 log = logging.getLogger("lily.server")
 
@@ -96,6 +96,8 @@ def failure(error: BaseException) -> ApiError:
             return refused(text)
         case CheckpointError():
             return ApiError(400, text)
+        case Error() if type(error) is Error:  # an optional package is missing
+            return ApiError(501, text, code="not_installed")
         case Cancelled():
             return stopping()
         case MemoryError():
@@ -164,6 +166,6 @@ def add_handlers(app: FastAPI) -> None:
 
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)
-    for kind in (ValueError, ContextError, CheckpointError, DeviceError, Cancelled, MemoryError):
+    for kind in (ValueError, Error, MemoryError):
         app.add_exception_handler(kind, on_other)
     app.add_exception_handler(Exception, on_other)
