@@ -84,7 +84,9 @@ def stopping() -> ApiError:
 
 def failure(error: BaseException) -> ApiError:
     """What a client is told of an exception."""
-    text = str(error).partition("\nhint: ")[0]
+    text, _, hint = str(error).partition("\nhint: ")
+    if text.startswith("format: "):
+        text = f"response_{text}"
     match error:
         case ApiError():
             return error
@@ -96,8 +98,8 @@ def failure(error: BaseException) -> ApiError:
             return refused(text)
         case CheckpointError():
             return ApiError(400, text)
-        case Error() if type(error) is Error:  # an optional package is missing
-            return ApiError(501, text, code="not_installed")
+        case Error() if hint.startswith("pip install"):
+            return ApiError(501, f"{text}, {hint}", code="not_installed")
         case Cancelled():
             return stopping()
         case MemoryError():
