@@ -55,7 +55,7 @@ def server() -> Iterator[Running]:
 
 
 def ask(page: Any, text: str) -> None:
-    page.get_by_label("Message").fill(text)
+    page.get_by_label("Message", exact=True).fill(text)
     page.keyboard.press("Enter")
 
 
