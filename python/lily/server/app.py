@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 
@@ -14,12 +14,19 @@ from lily.server.completions import completion_routes
 from lily.server.failures import add_handlers
 from lily.server.guard import guarded
 from lily.server.page import page_routes
+from lily.server.protocol import ErrorBody
 from lily.server.settings import Settings
 from lily.server.state import State
 from lily.server.text import text_routes
 
 if TYPE_CHECKING:
     from lily.model import Model
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": text}
+    for status, text in (("4XX", "The request is refused"), ("5XX", "The server cannot answer"))
+}
+"""What every route may answer instead, for the API's description."""
 
 
 def create_app(model: Model, settings: Settings) -> FastAPI:
@@ -51,7 +58,7 @@ def create_app(model: Model, settings: Settings) -> FastAPI:
     app.state.lily = state
     add_handlers(app)
     for routes in (chat_routes, completion_routes, about_routes, text_routes, page_routes):
-        app.include_router(routes(state))
+        app.include_router(routes(state), responses=ERRORS)
 
     app.add_middleware(guarded, settings=settings)
     return app

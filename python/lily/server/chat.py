@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from lily.sampling import Sampling
 from lily.server.bodies import StrictRoute
 from lily.server.events import answer
 from lily.server.logprobs import chat_logprob
@@ -32,7 +33,7 @@ def chat_routes(state: State) -> APIRouter:
             return state.model.chat(**arguments, progress=progress)
 
         work = state.crew.begin(request, draw)
-        writer = ChatWriter(state.settings.name, body)
+        writer = ChatWriter(state.settings.name, body, arguments["sampling"])
         return await answer(work, writer, bool(body.stream), state.settings.keep_alive_s)
 
     return router
@@ -41,10 +42,11 @@ def chat_routes(state: State) -> APIRouter:
 class ChatWriter:
     """A `lily.Reply` as OpenAI's chat completion, whole or in chunks."""
 
-    def __init__(self, model: str, request: ChatRequest) -> None:
+    def __init__(self, model: str, request: ChatRequest, sampling: Sampling) -> None:
         options = request.stream_options
         self._usage = bool(options and options.include_usage)
         self._progress = bool(options and options.include_progress)
+        self._sampling = sampling
         self._logprobs = bool(request.logprobs)
         self._calls: set[int] = set()
         self._head = {
@@ -74,7 +76,7 @@ class ChatWriter:
         return [self._choice(delta, logprob=logprob)] if delta or logprob else []
 
     def closing(self, done: Finished) -> list[dict[str, Any]]:
-        chunks = [self._choice({}, reason=done.result.finish_reason) | extras(done)]
+        chunks = [self._choice({}, reason=done.result.finish_reason) | extras(done, self._sampling)]
         if self._usage:
             chunks.append(self._chunk(choices=[], usage=usage(done.result)))
         return chunks
@@ -107,7 +109,7 @@ class ChatWriter:
             "object": "chat.completion",
             "choices": [choice],
             "usage": usage(result),
-            **extras(done),
+            **extras(done, self._sampling),
         }
 
     def _call(self, call: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from lily.sampling import Sampling
 from lily.server.bodies import StrictRoute
 from lily.server.events import answer
 from lily.server.failures import refused
@@ -32,7 +33,7 @@ def completion_routes(state: State) -> APIRouter:
             return state.model.generate(**arguments, progress=progress)
 
         work = state.crew.begin(request, draw)
-        writer = CompletionWriter(state.settings.name, body)
+        writer = CompletionWriter(state.settings.name, body, arguments["sampling"])
         return await answer(work, writer, bool(body.stream), state.settings.keep_alive_s)
 
     return router
@@ -68,10 +69,11 @@ def _prompt(given: Prompt) -> str | list[int]:
 class CompletionWriter:
     """A `lily.Generation` as OpenAI's text completion, whole or in chunks."""
 
-    def __init__(self, model: str, request: CompletionRequest) -> None:
+    def __init__(self, model: str, request: CompletionRequest, sampling: Sampling) -> None:
         options = request.stream_options
         self._usage = bool(options and options.include_usage)
         self._progress = bool(options and options.include_progress)
+        self._sampling = sampling
         self._logprobs = request.logprobs is not None
         self._offset = 0
         self._head = {
@@ -100,7 +102,7 @@ class CompletionWriter:
         return [self._choice(piece.text, logprobs=found)]
 
     def closing(self, done: Finished) -> list[dict[str, Any]]:
-        chunks = [self._choice("", done.result.finish_reason) | extras(done)]
+        chunks = [self._choice("", done.result.finish_reason) | extras(done, self._sampling)]
         if self._usage:
             chunks.append(self._head | {"choices": [], "usage": usage(done.result)})
         return chunks
@@ -109,7 +111,7 @@ class CompletionWriter:
         result = done.result
         found = completion_logprobs(result.logprobs or (), 0) if self._logprobs else None
         choice = self._choice(result.text, result.finish_reason, found)
-        return choice | {"usage": usage(result)} | extras(done)
+        return choice | {"usage": usage(result)} | extras(done, self._sampling)
 
     def _choice(
         self, text: str, reason: str | None = None, logprobs: dict[str, Any] | None = None

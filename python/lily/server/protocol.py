@@ -169,3 +169,16 @@ class TemplateRequest(Options):
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: TemplateOptions | None = None
     model: str | None = None
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """What every error looks like."""
+
+    error: ErrorDetail

@@ -21,7 +21,7 @@ def usage(result: Any) -> dict[str, Any]:
     }
 
 
-def extras(done: Finished) -> dict[str, Any]:
+def extras(done: Finished, sampling: Sampling) -> dict[str, Any]:
     """lily's additions: `timings`, and how the reply came about."""
     result = done.result
     return {
@@ -31,7 +31,7 @@ def extras(done: Finished) -> dict[str, Any]:
             "stop": result.stop,
             "thinking_end": getattr(result, "thinking_end", None),
             "reuse_note": result.usage.reuse_note,
-            "sampling": sampling_options(result.sampling),
+            "sampling": sampling_options(sampling),
         },
     }
 
