@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -54,7 +53,6 @@ class ChatWriter:
             "created": int(time.time()),
             "model": model,
         }
-        self._chunk = partial(dict, **self._head, object="chat.completion.chunk")
 
     def opening(self) -> list[dict[str, Any]]:
         return [self._choice({"role": "assistant", "content": ""})]
@@ -111,6 +109,9 @@ class ChatWriter:
             "usage": usage(result),
             **extras(done, self._sampling),
         }
+
+    def _chunk(self, **fields: Any) -> dict[str, Any]:
+        return {**self._head, "object": "chat.completion.chunk", **fields}
 
     def _call(self, call: Any) -> dict[str, Any]:
         """A piece of a tool call; id and name come with its first."""

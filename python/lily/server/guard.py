@@ -9,8 +9,6 @@ page or from an origin that was allowed.
 from __future__ import annotations
 
 import hmac
-from typing import Any
-
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -122,7 +120,7 @@ class _Limited(_Guard):
 
         async def counted() -> Message:
             nonlocal read
-            message: Any = await receive()
+            message = await receive()
             read += len(message.get("body", b""))
             if read > self._limit:
                 raise self._too_large(f"over {self._limit} bytes")

@@ -125,21 +125,21 @@ def thinking(request: ChatRequest) -> bool | int | None:
     Raises:
         ApiError: two options say different things.
     """
-    kwargs = request.chat_template_kwargs
+    kwargs, effort = request.chat_template_kwargs, request.reasoning_effort
     given = {
         "thinking": request.thinking,
-        "reasoning_effort": request.reasoning_effort and BUDGETS[request.reasoning_effort],
-        "chat_template_kwargs.enable_thinking": kwargs and kwargs.enable_thinking,
+        "reasoning_effort": None if effort is None else BUDGETS[effort],
+        "chat_template_kwargs": None if kwargs is None else kwargs.enable_thinking,
     }
     said = {name: value for name, value in given.items() if value is not None}
-    if len({bool(value) or value is not False for value in said.values()}) > 1:
-        raise refused(f"{next(iter(said))}: contradicts {' and '.join(list(said)[1:])}")
-    budgets = [v for v in said.values() if not isinstance(v, bool)]
-    if len(budgets) > 1 and len(set(budgets)) > 1:
-        raise refused("thinking: contradicts reasoning_effort")
-    if budgets and budgets[0] < 0:
-        raise refused(f"thinking: {budgets[0]}, expected true, false or a number of tokens")
-    return budgets[0] if budgets else next(iter(said.values()), None)
+    budgets = {value for value in said.values() if not isinstance(value, bool)}
+    if len({value is not False for value in said.values()}) > 1 or len(budgets) > 1:
+        raise refused(f"{' and '.join(said)}: contradict each other", next(iter(said)))
+    for budget in budgets:
+        if budget < 0:
+            raise refused(f"thinking: {budget}, expected true, false or a number of tokens")
+        return budget
+    return next(iter(said.values()), None)
 
 
 def output_format(asked: ResponseFormat | None) -> Any:

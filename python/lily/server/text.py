@@ -31,7 +31,7 @@ def text_routes(state: State) -> APIRouter:
         check_model(body.model, state.settings.name)
         kwargs = body.chat_template_kwargs
         given = messages(body.messages)
-        thinking = kwargs and kwargs.enable_thinking
+        thinking = None if kwargs is None else kwargs.enable_thinking
         prompt = state.model.render_chat(given, tools=body.tools, thinking=thinking)
         tokens = state.model.encode_chat(given, tools=body.tools, thinking=thinking)
         return {"prompt": prompt, "tokens": tokens}
