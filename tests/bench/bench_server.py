@@ -31,11 +31,8 @@ MESSAGES = [{"role": "user", "content": "Tell of the Count and his ship."}]
 
 def in_process(model: lily.Model, tokens: int) -> float:
     """Seconds for each token after the first."""
-    times = []
     with model.chat(MESSAGES, max_tokens=tokens, temperature=0, thinking=True) as reply:
-        for piece in reply:
-            if piece.token is not None:
-                times.append(time.perf_counter())
+        times = [time.perf_counter() for piece in reply if piece.token is not None]
     return (times[-1] - times[0]) / (len(times) - 1)
 
 

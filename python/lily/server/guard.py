@@ -9,6 +9,7 @@ page or from an origin that was allowed.
 from __future__ import annotations
 
 import hmac
+
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
