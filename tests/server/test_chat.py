@@ -100,6 +100,10 @@ def test_usage_comes_last_and_without_choices_when_asked(server: Running) -> Non
         ({"reasoning_effort": "high"}, {"thinking": True}),
         ({"reasoning_effort": "low", "thinking": True}, {"thinking": 1024}),
         ({"chat_template_kwargs": {"enable_thinking": False}}, {"thinking": False}),
+        (
+            {"chat_template_kwargs": {"preserve_thinking": True}},
+            {"thinking": None, "template": {"preserve_thinking": True}},
+        ),
         ({"reuse": "exact"}, {"reuse": "exact"}),
         ({"response_format": {"type": "text"}}, {"format": None}),
         ({"response_format": {"type": "json_object"}}, {"format": "json"}),

@@ -7,7 +7,7 @@ from typing import Any
 
 from lily.sampling import OPTIONS, Sampling
 from lily.server.failures import ApiError, refused
-from lily.server.protocol import ChatRequest, GenerationRequest, ResponseFormat
+from lily.server.protocol import ChatRequest, GenerationRequest, ResponseFormat, TemplateOptions
 from lily.stops import StopStrings
 
 BUDGETS: Mapping[str, bool | int] = {
@@ -89,7 +89,14 @@ def chat_arguments(request: ChatRequest, defaults: Sampling) -> dict[str, Any]:
         arguments["tool_choice"] = request.tool_choice
     arguments["thinking"] = thinking(request)
     arguments["logprobs"] = _logprobs(request)
-    return arguments
+    template = template_variables(request.chat_template_kwargs)
+    template.pop("enable_thinking", None)
+    return arguments | {"template": template}
+
+
+def template_variables(given: TemplateOptions | None) -> dict[str, Any]:
+    """The variables of the chat template that a request gives."""
+    return {} if given is None else given.model_dump(exclude_none=True)
 
 
 def messages(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

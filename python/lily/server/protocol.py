@@ -80,7 +80,12 @@ class StreamOptions(Options):
 
 
 class TemplateOptions(Options):
+    """Variables of the chat template."""
+
     enable_thinking: bool | None = None
+    preserve_thinking: bool | None = Field(
+        None, description="keep the thinking of earlier replies in the prompt"
+    )
 
 
 class JsonSchema(Options):

@@ -7,9 +7,10 @@ from typing import Any
 from fastapi import APIRouter
 
 from lily.server.bodies import StrictRoute
-from lily.server.options import check_model, messages
+from lily.server.options import check_model, messages, template_variables
 from lily.server.protocol import DetokenizeRequest, TemplateRequest, TokenizeRequest
 from lily.server.state import State
+from lily.tools import parse_tools
 
 
 def text_routes(state: State) -> APIRouter:
@@ -29,11 +30,12 @@ def text_routes(state: State) -> APIRouter:
     @router.post("/apply-template")
     def apply_template(body: TemplateRequest) -> dict[str, Any]:
         check_model(body.model, state.settings.name)
-        kwargs = body.chat_template_kwargs
         given = messages(body.messages)
-        thinking = None if kwargs is None else kwargs.enable_thinking
-        prompt = state.model.render_chat(given, tools=body.tools, thinking=thinking)
-        tokens = state.model.encode_chat(given, tools=body.tools, thinking=thinking)
+        kwargs = template_variables(body.chat_template_kwargs)
+        kwargs["thinking"] = kwargs.pop("enable_thinking", None)
+        kwargs["tools"] = [tool.spec() for tool in parse_tools(body.tools)] or None
+        prompt = state.model.render_chat(given, **kwargs)
+        tokens = state.model.encode_chat(given, **kwargs)
         return {"prompt": prompt, "tokens": tokens}
 
     return router
