@@ -120,7 +120,8 @@ def test_usage_comes_last_and_without_choices_when_asked(server: Running) -> Non
         ({"logprobs": True, "top_logprobs": 5}, {"logprobs": 5}),
         ({"logprobs": False}, {"logprobs": None}),
         ({"tools": [CALL], "tool_choice": "required"}, {"tool_choice": "required"}),
-        ({"tools": [CALL], "parallel_tool_calls": True}, {"tools": [CALL]}),
+        ({"tools": [CALL]}, {"tools": [CALL], "parallel_tool_calls": True}),
+        ({"parallel_tool_calls": False}, {"parallel_tool_calls": False}),
         (
             {"n": 1, "user": "me", "store": False, "metadata": {"a": "b"}, "model": "demo"},
             {"max_tokens": None},
@@ -173,7 +174,6 @@ def test_sampling_is_the_calls_then_the_servers_then_the_checkpoints(
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        ({"tools": [CALL], "parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"store": True}, "store"),
         ({"reuse": "some"}, "reuse"),
         ({"messages": []}, "messages"),

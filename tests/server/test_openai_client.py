@@ -22,11 +22,14 @@ WEATHER = {
     "type": "function",
     "function": {
         "name": "weather",
-        "description": "The weather in a city",
+        "description": "The weather of the next days",
         "parameters": {
             "type": "object",
-            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-            "required": ["city"],
+            "properties": {
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+                "metric": {"type": "boolean"},
+            },
+            "required": ["days", "metric"],
         },
     },
 }
@@ -163,6 +166,7 @@ def test_any_json_object_is_kept(client: Any) -> None:
 def test_a_required_call_is_made(client: Any) -> None:
     options: dict[str, Any] = {
         "tools": [WEATHER],
+        "parallel_tool_calls": False,
         "tool_choice": {"type": "function", "function": {"name": "weather"}},
         "max_tokens": 300,
         "seed": 1,
@@ -173,7 +177,8 @@ def test_a_required_call_is_made(client: Any) -> None:
     [call] = reply.choices[0].message.tool_calls
     assert call.function.name == "weather"
     arguments = json.loads(call.function.arguments)
-    assert isinstance(arguments["city"], str)
+    assert arguments["days"] in range(1, 10)
+    assert isinstance(arguments["metric"], bool)
     answered = chat(
         client,
         messages=[

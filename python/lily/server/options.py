@@ -80,13 +80,12 @@ def chat_arguments(request: ChatRequest, defaults: Sampling) -> dict[str, Any]:
     arguments = common(request, defaults)
     if request.store:
         raise refused("store: true, expected false: nothing is kept")
-    if request.parallel_tool_calls is False and request.tools:
-        raise refused("parallel_tool_calls: false, expected true: it cannot be turned off")
     arguments["max_tokens"] = _max_tokens(request)
     arguments["messages"] = messages(request.messages)
     arguments["tools"] = request.tools
     if request.tool_choice is not None:
         arguments["tool_choice"] = request.tool_choice
+    arguments["parallel_tool_calls"] = request.parallel_tool_calls is not False
     arguments["thinking"] = thinking(request)
     arguments["logprobs"] = _logprobs(request)
     template = template_variables(request.chat_template_kwargs)

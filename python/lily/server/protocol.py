@@ -123,7 +123,9 @@ class ChatRequest(GenerationRequest):
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = Field(None, description="with tools, only true")
+    parallel_tool_calls: bool | None = Field(
+        None, description="false ends the reply after its first call"
+    )
     thinking: bool | int | None = Field(
         None, description="off, on, or the most tokens to think for"
     )
