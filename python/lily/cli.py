@@ -58,6 +58,7 @@ def _run(argv: list[str]) -> int:
             {
                 "generate": _generate,
                 "chat": _chat,
+                "serve": _serve,
                 "info": _info,
                 "plan": _plan,
                 "bench": _bench,
@@ -270,6 +271,44 @@ def _read_line(talking: bool) -> str | None:
         except EOFError:
             print()
             return None
+
+
+# lily serve
+
+
+def _serve(args: argparse.Namespace) -> None:
+    try:
+        from lily.server import Settings, serve
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"lily serve needs {error.name}\nhint: pip install 'lily[server]'"
+        ) from None
+
+    try:
+        settings = Settings(
+            name=args.name or _served_name(args.model),
+            host=args.host,
+            port=args.port,
+            api_key=args.api_key or os.environ.get("LILY_API_KEY") or None,
+            parallel=args.parallel,
+            queue=args.queue,
+            max_body=args.max_body,
+            cors=tuple(args.cors),
+            sampling=sampling_options(args),
+        )
+    except ValueError as error:
+        raise UsageError(f"--{str(error).replace('_', '-', 1)}") from None
+    bar = Bar()
+    with _loaded(args, args.context, bar) as model:
+        if not settings.loopback and settings.api_key is None:
+            note("[anyone who reaches this machine may use the server: it has no --api-key]")
+        serve(model, settings, ready=lambda url: note(f"{settings.name} is served at {url}"))
+
+
+def _served_name(source: str) -> str:
+    """What clients call a model: its id on the hub, or its folder's name."""
+    path = Path(source)
+    return path.resolve().name if path.is_dir() else source
 
 
 # lily info, lily plan
