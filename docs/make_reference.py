@@ -29,7 +29,19 @@ GENERATED = "<!-- Written by docs/make_reference.py; do not edit. -->\n"
 GROUPS = {
     "Loading": ("Model", "ModelInfo", "plan", "MemoryPlan"),
     "Converting": ("quantize", "unpack"),
-    "Generating": ("Generation", "Stream", "Piece", "Result", "Usage", "Timings", "Sampling"),
+    "Generating": (
+        "Generation",
+        "Stream",
+        "Piece",
+        "TokenLogprob",
+        "Result",
+        "Usage",
+        "Timings",
+        "Sampling",
+        "Constraint",
+        "Regex",
+        "Grammar",
+    ),
     "Sessions": ("Session", "Logits", "Snapshot"),
     "Measuring": ("perplexity", "Perplexity", "techniques"),
     "Errors": (
@@ -51,6 +63,7 @@ ALIASES = {
     "Observer": "session",
     "Message": "chat",
     "FinishReason": "stream",
+    "Format": "grammar",
 }
 SECTION = re.compile(r"(Args|Attributes|Returns|Raises):")
 ITEM = re.compile(r"([\w., ]+): (.*)")

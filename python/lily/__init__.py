@@ -17,23 +17,26 @@ from lily.errors import (
     InternalError,
 )
 from lily.generation import Generation, Result, Timings, Usage
+from lily.grammar import Constraint, Grammar, Regex
 from lily.loading import techniques
 from lily.memory import MemoryPlan, plan
 from lily.model import Model, ModelInfo
 from lily.perplexity import Perplexity, perplexity
 from lily.sampling import Sampling
 from lily.session import Logits, Session, Snapshot
-from lily.stream import Piece, Stream
+from lily.stream import Piece, Stream, TokenLogprob
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Cancelled",
     "CheckpointError",
+    "Constraint",
     "ContextError",
     "DeviceError",
     "Error",
     "Generation",
+    "Grammar",
     "InternalError",
     "Logits",
     "MemoryPlan",
@@ -41,12 +44,14 @@ __all__ = [
     "ModelInfo",
     "Perplexity",
     "Piece",
+    "Regex",
     "Result",
     "Sampling",
     "Session",
     "Snapshot",
     "Stream",
     "Timings",
+    "TokenLogprob",
     "Usage",
     "__version__",
     "perplexity",

@@ -22,6 +22,7 @@ from lily.session import Session
 
 if TYPE_CHECKING:
     from lily.chat import ChatTemplate, Message
+    from lily.grammar import Constraint, Format
     from lily.tokenizer import StreamDecoder, Tokenizer
 
 TURN_START = "<|im_start|>"
@@ -322,6 +323,8 @@ class Model:
         tools: Sequence[Mapping[str, Any]] | None = None,
         thinking: bool | None = None,
         special: bool = False,
+        format: Format | None = None,
+        logprobs: int | None = None,
         **options: Any,
     ) -> Generation:
         """Generate text after a prompt.
@@ -335,13 +338,17 @@ class Model:
             progress: called with (prompt tokens done, prompt tokens in all).
             tools, thinking: for the chat template.
             special: whether spellings of special tokens in a text prompt become those tokens.
+            format: what the text must look like: a JSON schema, "json" for any JSON object, a
+                `Regex` or a `Grammar`.
+            logprobs: tell how likely each token was, beside so many of the likeliest (0…20).
             options: single sampling options over `sampling`: temperature, top_k, seed, …
 
         Returns:
             An iterator of `Piece` that also has `text()` and `result()`.
 
         Raises:
-            ValueError: the prompt is empty, or an option is unknown or out of range.
+            ValueError: the prompt is empty, an option is unknown or out of range, or the format is
+                not valid or not supported.
             ContextError: the prompt is longer than the context.
         """
         if session is not None:
@@ -354,12 +361,22 @@ class Model:
                 tools=tools,
                 thinking=thinking,
                 special=special,
+                format=format,
+                logprobs=logprobs,
                 **options,
             )
         drawn = (sampling or self.sampling).merged(options)
         tokens = self._prompt_tokens(prompt, tools, thinking, special)
         return Generation(
-            self.session(), tokens, max_tokens, drawn, stop, progress, owns_session=True
+            self.session(),
+            tokens,
+            max_tokens,
+            drawn,
+            stop,
+            progress,
+            format=format,
+            logprobs=logprobs,
+            owns_session=True,
         )
 
     def _prompt_tokens(
@@ -389,6 +406,12 @@ class Model:
         if start is None or start not in prompt:
             return 0
         return len(prompt) - 1 - list(reversed(prompt)).index(start)
+
+    def _constraint(self, format: Format) -> Constraint:
+        """A format's constraint on this model's tokens."""
+        from lily.grammar import compile_format
+
+        return compile_format(format, self.tokenizer)
 
     def _stream_decoder(self) -> StreamDecoder | None:
         """Turns drawn tokens into text; None without a tokenizer."""

@@ -16,6 +16,7 @@ from lily.stream import Stream
 
 if TYPE_CHECKING:
     from lily.chat import Message
+    from lily.grammar import Constraint, Format
     from lily.model import Model
 
 Tokens = Sequence[int] | NDArray[np.integer[Any]]
@@ -210,6 +211,8 @@ class Session:
         stop: str | Sequence[str] = (),
         *,
         stop_ids: Sequence[int] | None = None,
+        constraint: Constraint | None = None,
+        logprobs: int | None = None,
     ) -> Stream:
         """Draw tokens one after another, starting from the session's logits.
 
@@ -218,6 +221,8 @@ class Session:
             sampling: how to draw; None takes the model's default.
             stop: strings that end the text; they are never part of it.
             stop_ids: ids that end the text; None takes the checkpoint's. () goes past them.
+            constraint: what the text may look like, as `lily.grammar.compile_format` makes it.
+            logprobs: tell how likely each token was, beside so many of the likeliest (0…20).
 
         Returns:
             An iterator of `Piece`. Leaving its loop early stops it.
@@ -225,7 +230,15 @@ class Session:
         Raises:
             ValueError: an option is out of range, or the session has no logits yet.
         """
-        return Stream(self, max_tokens, sampling or self._model.sampling, stop, stop_ids)
+        return Stream(
+            self,
+            max_tokens,
+            sampling or self._model.sampling,
+            stop,
+            stop_ids,
+            constraint=constraint,
+            logprobs=logprobs,
+        )
 
     def generate(
         self,
@@ -238,6 +251,8 @@ class Session:
         tools: Sequence[Any] | None = None,
         thinking: bool | None = None,
         special: bool = False,
+        format: Format | None = None,
+        logprobs: int | None = None,
         **options: Any,
     ) -> Generation:
         """As `Model.generate`, in this session: what it holds of the prompt is not computed again.
@@ -252,6 +267,8 @@ class Session:
             (sampling or self._model.sampling).merged(options),
             stop,
             progress,
+            format=format,
+            logprobs=logprobs,
         )
 
     def cancel(self) -> None:

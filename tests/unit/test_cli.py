@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import io
 import json
 import os
@@ -593,13 +595,17 @@ def test_chat_on_a_terminal() -> None:
     here = str(Path(__file__).parent)
     path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
-        with subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(script)],
-            env=os.environ | {"PYTHONPATH": path, "TERM": "xterm"},
-            stdin=follower,
-            stdout=follower,
-            stderr=follower,
-        ) as process:
+        with (
+            subprocess.Popen(
+                [sys.executable, "-c", textwrap.dedent(script)],
+                env=os.environ | {"PYTHONPATH": path, "TERM": "xterm"},
+                stdin=follower,
+                stdout=follower,
+                stderr=follower,
+            ) as process,
+            contextlib.ExitStack() as stack,
+        ):
+            stack.callback(process.kill)
             os.close(follower)  # so that reading ends if the process does
             read_until(leader, "> $")
             os.write(leader, "Grüße\n".encode())
@@ -612,10 +618,11 @@ def test_chat_on_a_terminal() -> None:
 
 
 def read_until(terminal: int, pattern: str) -> str:
+    decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character
     seen = ""
     while not re.search(pattern, seen):
         assert select.select([terminal], [], [], 60)[0], seen
-        seen += os.read(terminal, 1000).decode()
+        seen += decoder.decode(os.read(terminal, 1000))
     return seen
 
 
