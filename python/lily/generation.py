@@ -154,7 +154,9 @@ class Generation(Pieces[Piece]):
                 constraint=self._constraint,
                 logprobs=self._logprobs,
             )
-            yield from self._stream
+            for piece in self._stream:
+                self._pieces.append(piece.text)
+                yield piece
             self._finish_reason = self._finish_reason or self._stream.finish_reason
         finally:
             if self._stream is not None:
@@ -184,11 +186,6 @@ class Generation(Pieces[Piece]):
     def _report(self, begin: int) -> Callable[[int, int], None] | None:
         progress, n = self._progress, len(self.prompt)
         return progress and (lambda done, _: progress(begin + done, n))
-
-    def __next__(self) -> Piece:
-        piece = next(self._run)
-        self._pieces.append(piece.text)
-        return piece
 
     @property
     def finish_reason(self) -> FinishReason | None:

@@ -1,8 +1,8 @@
 """Replies and generations as live output of a notebook's cell.
 
-A thread of its own draws the tokens, so that the cell returns at once: other cells can run, and the
-Stop button is heard. Needs IPython, which every notebook has; with ipywidgets there are buttons, and
-with markdown-it the finished answer is set as Markdown. Elsewhere `show` prints.
+A thread of its own draws the tokens, so that the cell returns at once: other cells can run, and
+the Stop button is heard. Needs IPython, which every notebook has; with ipywidgets there are
+buttons, and with markdown-it the finished answer is set as Markdown. Elsewhere `show` prints.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+from lily.generation import Generation, Result
+from lily.stream import Piece
 
 if TYPE_CHECKING:
     from lily.chat_reply import Reply, ReplyPiece, ReplyResult
-    from lily.generation import Generation, Result
-    from lily.stream import Piece
 
 PERIOD_S = 0.08
 """Least time between two drawings of what is short; longer texts are drawn less often."""
@@ -72,6 +73,7 @@ class Live:
         self._done = False
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
+        self._driver: threading.Thread | None = None  # whose loop takes the pieces
         self._source: Iterator[Any] = reply._run
         reply._run = _Followed(self)
         self._report_prompt()
@@ -98,9 +100,8 @@ class Live:
 
     def stop_thinking(self) -> None:
         """End the thinking, if there is any, and go on with the answer."""
-        end = getattr(self.reply, "stop_thinking", None)
-        if end is not None:
-            end()
+        if not isinstance(self.reply, Generation):
+            self.reply.stop_thinking()
 
     def _ipython_display_(self) -> None:
         """Nothing: `show`, whose value this is, has shown it."""
@@ -117,10 +118,13 @@ class Live:
             return
         if self._page is None:
             self._page = _Page(self._state)
-            if not self._done:
+            if self.reply.finish_reason is None:
                 self._make_buttons()
         self._page.show()
         if self._thread is None and not self._done:
+            if self.reply.finish_reason is not None:
+                self._run()
+                return
             _running.add(self)
             self._thread = threading.Thread(target=self._run, name="lily-live", daemon=True)
             self._thread.start()
@@ -133,6 +137,7 @@ class Live:
         output.write(state.reasoning, dim=True)
         output.write(state.content)
         if not self._done:
+            self._driver = threading.current_thread()
             try:
                 for piece in self._source:
                     thought, text = _texts(piece)
@@ -168,6 +173,7 @@ class Live:
     # The thread
 
     def _run(self) -> None:
+        self._driver = threading.current_thread()
         try:
             for piece in self._source:
                 self._take(piece)
@@ -206,7 +212,8 @@ class Live:
 
     def _report_prompt(self) -> None:
         """Have the progress of the prompt told here, beside whoever asked for it."""
-        generation: Generation = getattr(self.reply, "_generation", self.reply)
+        reply = self.reply
+        generation = reply if isinstance(reply, Generation) else reply._generation
         asked = generation._progress
 
         def report(done: int, total: int) -> None:
@@ -230,7 +237,7 @@ class Live:
             raise
 
     def _next(self) -> Any:
-        if threading.current_thread() is self._thread:
+        if threading.current_thread() is self._driver and not self._done:
             raise StopIteration  # all pieces have come; those waiting here are for others
         self._wait_until(lambda: self._ready or self._done)
         with self._changed:
@@ -291,7 +298,7 @@ class _Call:
 
 def _texts(piece: Piece | ReplyPiece) -> tuple[str, str]:
     """Thinking and text of a piece."""
-    if hasattr(piece, "text"):
+    if isinstance(piece, Piece):
         return "", piece.text
     return piece.reasoning, piece.content
 
@@ -299,12 +306,12 @@ def _texts(piece: Piece | ReplyPiece) -> tuple[str, str]:
 class State:
     """What is known of a reply so far."""
 
-    def __init__(self, *, thinks: bool = False, markdown: bool = False) -> None:
+    def __init__(self, *, thinks: bool = False, chat: bool = False) -> None:
         self.reasoning = self.content = self.statistics = self.error = ""
         self.calls: list[_Call] = []
         self.prompt = (0, 0)
         self.thinks = self.thinking = thinks
-        self.markdown = markdown
+        self.chat = chat
         self.done = False
         self.thought_s = 0.0
         self._n_tokens = 0
@@ -314,18 +321,18 @@ class State:
     @classmethod
     def of(cls, reply: Reply | Generation) -> State:
         """Of a reply, which may have begun."""
-        parser = getattr(reply, "_parser", None)
-        if parser is None:
+        if isinstance(reply, Generation):
             state = cls()
-            state.content = "".join(reply._pieces)  # type: ignore[union-attr, arg-type]
+            state.content = "".join(reply._pieces)
             return state
-        state = cls(thinks=parser.in_thinking, markdown=True)
+        parser = reply._parser
+        state = cls(thinks=parser.in_thinking, chat=True)
         state.reasoning, state.content = parser.reasoning, parser.content
         return state
 
     @classmethod
     def at_end(cls, result: ReplyResult | Result) -> State:
-        state = cls(markdown=not hasattr(result, "text"))
+        state = cls(chat=not isinstance(result, Result))
         state.end(result)
         return state
 
@@ -351,7 +358,7 @@ class State:
         """Show what the finished reply says of itself."""
         self.done, self.thinking = True, False
         self.statistics = statistics(result)
-        if hasattr(result, "text"):
+        if isinstance(result, Result):
             self.content = result.text
             return
         self.content, self.reasoning = result.content, result.reasoning
@@ -396,7 +403,7 @@ class State:
                 f" prompt: {done:,} of {total:,} tokens</div>"
             )
         if self.content:
-            text = markdown_html(self.content) if self.done and self.markdown else None
+            text = markdown_html(self.content) if self.done and self.chat else None
             parts.append(text or f'<div class="lily-plain">{escape(self.content)}</div>')
         parts += [
             f'<div class="lily-call"><b>{escape(call.name)}</b>({escape(call.arguments)})</div>'
@@ -479,10 +486,6 @@ def _block(html: str) -> str:
     return f'{_STYLE}<div class="lily">{html}</div>'
 
 
-class _Display(Protocol):
-    def __call__(self, *things: Any, **options: Any) -> Any: ...
-
-
 class _Page:
     """The outputs of a cell: the thinking, the answer, the buttons. Each is sent when it changed.
 
@@ -528,10 +531,11 @@ class _Page:
 
     def _bundles(self) -> dict[str, dict[str, str]]:
         state = self._state
-        return {
-            "thinking": {"text/html": state.thinking_html(), "text/plain": state.reasoning},
-            "answer": {"text/html": state.answer_html(), "text/plain": state.answer_text()},
-        }
+        answer = {"text/html": state.answer_html(), "text/plain": state.answer_text()}
+        if not state.chat:
+            return {"answer": answer}
+        thinking = {"text/html": state.thinking_html(), "text/plain": state.reasoning}
+        return {"thinking": thinking, "answer": answer}
 
     def _send(self, name: str, bundle: dict[str, str], *, update: bool) -> None:
         self._sent[name] = bundle
@@ -543,4 +547,4 @@ def _display(thing: Any, **options: Any) -> None:
 
     # A front end that has gone must not end the reply.
     with contextlib.suppress(OSError):
-        display(thing, **options)
+        display(thing, **options)  # type: ignore[no-untyped-call]
