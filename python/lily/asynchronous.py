@@ -1,8 +1,10 @@
-"""Blocking work awaited from an event loop: each run of pieces has a thread of its own."""
+"""Blocking work awaited from an event loop: each run of pieces has a thread of its own.
+
+asyncio is imported where it is used, since it loads the network modules.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -23,6 +25,8 @@ async def in_thread(
     If the awaiting task is cancelled, `cancel` is called and `work` is left to end, which it must
     then do soon; only then does the task see its cancellation.
     """
+    import asyncio
+
     future = asyncio.get_running_loop().run_in_executor(threads, work)
     try:
         return await asyncio.shield(future)
@@ -91,6 +95,8 @@ class Pieces(ABC, Generic[P]):
         self._let_go()
 
     async def _await(self, work: Callable[[], T]) -> T:
+        import asyncio
+
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="lily")
         try:
