@@ -181,6 +181,7 @@ class Live:
         except Exception as error:
             self._error = error
             self._state.error = f"{type(error).__name__}: {error}"
+            self._source.close()  # type: ignore[attr-defined]
         finally:
             _running.discard(self)
             self._finish()
@@ -205,6 +206,8 @@ class Live:
                 self._state.end(self.reply.result())
             if self._page is not None:
                 self._page.end()
+        except Exception as error:
+            self._error = self._error or error
         finally:
             with self._changed:
                 self._done = True
