@@ -277,6 +277,23 @@ def test_options_reach_the_model(model: Pretend, capsys: Captured) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "generate folder Hi --max-tokens 9 --quiet",
+        "generate folder --max-tokens 9 Hi --quiet",
+        "generate folder --max-tokens 9 --quiet Hi",
+        "generate --max-tokens 9 folder --quiet Hi",
+        "generate --quiet --max-tokens 9 -- folder Hi",
+    ],
+)
+def test_a_prompt_may_stand_anywhere(line: str, model: Pretend, capsys: Captured) -> None:
+    assert cli.main(line.split()) == 0
+    assert model.loaded["source"] == "folder"
+    ((prompt, options),) = model.asked
+    assert (prompt, options["max_tokens"]) == ("Hi", 9)
+
+
 def test_options_not_given_are_left_to_the_checkpoint(model: Pretend, capsys: Captured) -> None:
     assert cli.main(["generate", "folder", "Hi"]) == 0
     assert "temperature" not in model.asked[0][1]
@@ -321,6 +338,8 @@ def test_prompt_from_standard_input(
         (["generate", "folder"], "a PROMPT or --file"),
         (["generate", "folder", "Hi", "--file", "x"], "a PROMPT or --file"),
         (["generate", "folder", ""], "the prompt is empty"),
+        (["generate", "folder", "--quiet", "Hi", "Ho"], "unrecognized arguments: Ho"),
+        (["generate", "folder", "--frob", "Hi"], "unrecognized arguments: --frob"),
         (["generate", "folder", "Hi", "--frob"], "unrecognized arguments: --frob"),
         (["generate", "folder", "Hi", "--temp", "1"], "unrecognized arguments: --temp"),
         (["generate", "folder", "Hi", "--max-tokens", "0"], "--max-tokens: '0'"),
