@@ -47,9 +47,7 @@ def build_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"lily {__version__}")
-    added = parser.add_subparsers(
-        metavar="COMMAND", required=True, parser_class=_IntermixedParser
-    )
+    added = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_IntermixedParser)
 
     def command(name: str, text: str, model: bool = True) -> _Parser:
         sub: _Parser = added.add_parser(
