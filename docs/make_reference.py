@@ -43,7 +43,7 @@ GROUPS = {
         "Grammar",
     ),
     "Sessions": ("Session", "Logits", "Snapshot"),
-    "Measuring": ("perplexity", "Perplexity", "techniques"),
+    "Measuring": ("perplexity", "Perplexity", "Score", "Ranked", "techniques"),
     "Errors": (
         "Error",
         "CheckpointError",
@@ -58,7 +58,7 @@ ALIASES = {
     "Precision": "loading",
     "Kv": "loading",
     "Dtype": "layouts",
-    "Tokens": "session",
+    "Tokens": "token_ids",
     "Progress": "session",
     "Observer": "session",
     "Message": "chat",

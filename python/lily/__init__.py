@@ -23,6 +23,7 @@ from lily.memory import MemoryPlan, plan
 from lily.model import Model, ModelInfo
 from lily.perplexity import Perplexity, perplexity
 from lily.sampling import Sampling
+from lily.scoring import Ranked, Score
 from lily.session import Logits, Session, Snapshot
 from lily.stream import Piece, Stream, TokenLogprob
 
@@ -44,9 +45,11 @@ __all__ = [
     "ModelInfo",
     "Perplexity",
     "Piece",
+    "Ranked",
     "Regex",
     "Result",
     "Sampling",
+    "Score",
     "Session",
     "Snapshot",
     "Stream",

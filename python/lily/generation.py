@@ -10,8 +10,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from lily.asynchronous import Pieces
-from lily.errors import Cancelled
-from lily.reuse import reuse
+from lily.errors import Cancelled, DeviceError
+from lily.reuse import Reuse, check_reuse, keep, keep_points, take_up
 from lily.sampling import Sampling
 from lily.stops import StopStrings
 from lily.stream import FinishReason, Piece, Stream, TokenLogprob, check_logprobs
@@ -27,9 +27,9 @@ class Usage:
 
     Attributes:
         prompt: tokens of the prompt.
-        reused: those of them that the session already held.
+        reused: those of them that were not computed again.
         generated: tokens drawn, a natural end's token included.
-        reuse_note: why not more was reused; "" if all that could be was.
+        reuse_note: why not more was reused; "" if the session held no more, or there is no more.
         reasoning: of those generated, tokens of thinking in a reply.
     """
 
@@ -107,6 +107,7 @@ class Generation(Pieces[Piece]):
         *,
         format: Format | None = None,
         logprobs: int | None = None,
+        reuse: Reuse = "any",
         owns_session: bool = False,
     ) -> None:
         if not prompt:
@@ -117,6 +118,7 @@ class Generation(Pieces[Piece]):
         check_logprobs(logprobs)
         self._logprobs = logprobs
         self._constraint = None if format is None else session.model._constraint(format)
+        self._reuse = check_reuse(reuse)
         session.model._check_prompt(len(prompt), session.context)
         self.session = session
         self.prompt = prompt
@@ -138,7 +140,7 @@ class Generation(Pieces[Piece]):
         self._started_at = time.perf_counter()
         self._cancels = self.session.cancels
         try:
-            self._reused, self._note = reuse(self.session, self.prompt)
+            self._reused, self._note = take_up(self.session, self.prompt, self._reuse)
             try:
                 self._check_cancelled()
                 self._prefill()
@@ -164,24 +166,32 @@ class Generation(Pieces[Piece]):
             if self._finish_reason is None:
                 self._finish_reason = "cancelled"
             if self._owns_session:
-                self.session.close()
+                self._leave_session()
 
     def _prefill(self) -> None:
-        """Compute what the session does not hold, with a snapshot where the last turn begins: the
-        next prompt of a chat may differ after that point."""
-        edges = [self._reused, len(self.prompt)]
-        boundary = self.session.model._turn_start(self.prompt)
-        if not self._owns_session and edges[0] < boundary < edges[1]:
-            edges.insert(1, boundary)
-        for begin, end in pairwise(edges):
-            if begin == boundary != self._reused:
-                self.session._keep_snapshot()
-            self.session.prefill(self.prompt[begin:end], progress=self._report(begin))
+        """Compute what the session does not hold, and keep states that later prompts may share:
+        the next one of a chat may differ after the start of the last turn."""
+        session, n = self.session, len(self.prompt)
+        stores, holds = self._reuse != "off", not self._owns_session
+        points, turn = keep_points(session, self.prompt, self._reused, stores=stores, holds=holds)
+        session._live().reserve(n - self._reused)
+        for begin, end in pairwise([self._reused, *points, n]):
+            session.prefill(self.prompt[begin:end], progress=self._report(begin))
             self._check_cancelled()
+            if end < n:
+                keep(session, store=stores, holds=holds and end == turn)
 
     def _check_cancelled(self) -> None:
         if self._cancelled or self.session.cancels != self._cancels:
             raise Cancelled("generate: cancelled")
+
+    def _leave_session(self) -> None:
+        """Close the session that was made for this call; its last state may be of use to others."""
+        if self._reuse != "off" and self.session._core is not None:
+            with contextlib.suppress(DeviceError):
+                self.session.discard_pending()
+                keep(self.session)
+        self.session.close()
 
     def _report(self, begin: int) -> Callable[[int, int], None] | None:
         progress, n = self._progress, len(self.prompt)

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
     from lily.tokenizer import Tokenizer
 
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
-"""Between the parts of a JSON text; without a bound, a model may write nothing else for ever."""
+WHITESPACE = r"[\x20\x09]|\r?\n[\x20\x09]{0,40}"
+"""Between the parts of a JSON text: a space, or a line break with the next line's indentation.
+Without a bound, a model may write nothing else for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ def compile_format(format: Format, tokenizer: Tokenizer) -> Constraint:
         )
     matcher = make(_token_table(tokenizer), grammar, log_level=0)
     if matcher.is_error():
-        raise ValueError(f"format: {kind}: {_first_lines(matcher.get_error())}")
+        raise ValueError(f"format: {kind}: {_summary(matcher.get_error())}")
     return _Matcher(matcher)
 
 
@@ -165,7 +166,7 @@ class _Matcher:
     def allowed(self) -> NDArray[np.uint32]:
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            raise Error(f"grammar: {_first_lines(self._matcher.get_error())}")
+            raise Error(f"grammar: {_summary(self._matcher.get_error())}")
         return np.frombuffer(mask, np.dtype("<u4"))
 
     def accept(self, token: int) -> None:
@@ -239,9 +240,12 @@ def _text(kind: str, value: object) -> str:
     return value
 
 
-def _first_lines(error: str) -> str:
-    """A message of llguidance without the parser's state behind it."""
-    return error.split("\n<state>")[0].strip()
+def _summary(error: str) -> str:
+    """A message of llguidance in one line: without excerpts and the parser's state."""
+    first, *rest = error.split("\n<state>")[0].strip().splitlines()
+    cause = next((line for line in rest if line.startswith("error: ")), "")
+    summary = f"{first} {cause.removeprefix('error: ')}".strip()
+    return summary.replace("Unimplemented keys", "keywords that are not supported")
 
 
 def _function_rules(name: str, function: Mapping[str, Any], where: str) -> list[str]:
@@ -273,7 +277,7 @@ def _value(schema: Any, root: Mapping[str, Any]) -> str:
         return "text"
     whole = {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}
     for definitions in ("$defs", "definitions"):
-        if definitions in root:
+        if definitions in root and "$ref" in json.dumps(schema):
             whole.setdefault(definitions, root[definitions])
     return f"%json {json.dumps(whole)} {closed}"
 

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from lily import _core
 from lily.checkpoint import open_checkpoint, resolve
@@ -17,15 +17,19 @@ from lily.errors import CheckpointError, ContextError
 from lily.generation import Generation
 from lily.loading import Kv, Precision, check_kv, core_config, core_options, core_table
 from lily.memory import MemoryPlan, memory_plan, plan_checkpoint
+from lily.reuse import Reuse
 from lily.sampling import Sampling
 from lily.session import Session
+from lily.store import ReuseStats, SnapshotStore
 
 if TYPE_CHECKING:
     from lily.chat import ChatTemplate, Message
     from lily.grammar import Constraint, Format
+    from lily.scoring import Ranked, Score
     from lily.tokenizer import StreamDecoder, Tokenizer
 
 TURN_START = "<|im_start|>"
+MOST_REUSE_MEMORY = 2 << 30
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,7 @@ class Model:
         info: ModelInfo,
         device: _core.Device,
         tokenizer: Tokenizer | None,
+        reuse_memory: int,
     ) -> None:
         self._engine: _core.Engine | None = engine
         self._device: _core.Device | None = device
@@ -100,6 +105,7 @@ class Model:
         self._tokenizer = tokenizer
         self._template: ChatTemplate | None = None
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._store = SnapshotStore(reuse_memory)
 
     @classmethod
     def load(
@@ -113,6 +119,7 @@ class Model:
         threads: int | None = None,
         chunk: int | None = None,
         memory_limit: int | None = None,
+        reuse_memory: int | None = None,
         ablate: Sequence[str] = (),
         revision: str | None = None,
         offline: bool = False,
@@ -132,6 +139,9 @@ class Model:
             threads: of the CPU device; None is one for each physical core.
             chunk: tokens of a prefill pass; None takes the device's choice.
             memory_limit: bytes that weights and one session may take; None is what the device has.
+            reuse_memory: bytes for states of earlier prompts, from which later ones that begin
+                alike go on; 0 keeps none. None is a quarter of what is left beside the weights and
+                one session of the default context, at most 2 GiB.
             ablate: names of `techniques()` that plans shall leave out, to measure their worth.
             revision: branch, tag or commit of a hub checkpoint.
             offline: open no connection.
@@ -148,6 +158,8 @@ class Model:
         for name, value in (("context", context), ("threads", threads), ("chunk", chunk)):
             if value is not None and not 1 <= value < 2**31:
                 raise ValueError(f"{name}: {value}, expected at least 1")
+        if reuse_memory is not None and reuse_memory < 0:
+            raise ValueError(f"reuse_memory: {reuse_memory}, expected at least 0")
         options = core_options(
             precision,
             kv=kv,
@@ -204,7 +216,10 @@ class Model:
             load_s=time.perf_counter() - started,
             ablated=tuple(ablate),
         )
-        return cls(engine, info, core_device, tokenizer)
+        if reuse_memory is None:
+            left = memory.available - memory.total(info.context)
+            reuse_memory = min(max(left, 0) // 4, MOST_REUSE_MEMORY)
+        return cls(engine, info, core_device, tokenizer, reuse_memory)
 
     def without(self, *names: str) -> Model:
         """The same weights, run without some of what makes plans fast: to measure its worth.
@@ -221,7 +236,8 @@ class Model:
         engine = self._live_engine().without(list(names))
         memory = memory_plan(engine.memory, self.info.config.max_position_embeddings)
         info = replace(self.info, ablated=names, memory=memory)
-        return Model(engine, info, cast(_core.Device, self._device), self._tokenizer)
+        device = cast(_core.Device, self._device)
+        return Model(engine, info, device, self._tokenizer, self._store.budget)
 
     def _live_engine(self) -> _core.Engine:
         if self._engine is None:
@@ -325,6 +341,7 @@ class Model:
         special: bool = False,
         format: Format | None = None,
         logprobs: int | None = None,
+        reuse: Reuse = "any",
         **options: Any,
     ) -> Generation:
         """Generate text after a prompt.
@@ -341,6 +358,9 @@ class Model:
             format: what the text must look like: a JSON schema, "json" for any JSON object, a
                 `Regex` or a `Grammar`.
             logprobs: tell how likely each token was, beside so many of the likeliest (0…20).
+            reuse: where to go on from: "any" takes the longest beginning of the prompt of which
+                a state is kept; "exact" only states that prefill alone made, so that the result is
+                that of a cold start, token for token; "off" starts cold and keeps nothing.
             options: single sampling options over `sampling`: temperature, top_k, seed, …
 
         Returns:
@@ -351,33 +371,94 @@ class Model:
                 not valid or not supported.
             ContextError: the prompt is longer than the context.
         """
-        if session is not None:
-            return session.generate(
-                prompt,
-                max_tokens=max_tokens,
-                stop=stop,
-                sampling=sampling,
-                progress=progress,
-                tools=tools,
-                thinking=thinking,
-                special=special,
-                format=format,
-                logprobs=logprobs,
-                **options,
-            )
-        drawn = (sampling or self.sampling).merged(options)
         tokens = self._prompt_tokens(prompt, tools, thinking, special)
-        return Generation(
-            self.session(),
+        return self._generation(
             tokens,
-            max_tokens,
-            drawn,
-            stop,
-            progress,
+            session,
+            (sampling or self.sampling).merged(options),
+            max_tokens=max_tokens,
+            stop=stop,
+            progress=progress,
             format=format,
             logprobs=logprobs,
-            owns_session=True,
+            reuse=reuse,
         )
+
+    def _generation(
+        self, prompt: list[int], session: Session | None, sampling: Sampling, **options: Any
+    ) -> Generation:
+        """A generation in `session`, or in one of its own."""
+        own = session is None
+        return Generation(
+            self.session() if session is None else session,
+            prompt,
+            sampling=sampling,
+            owns_session=own,
+            **options,
+        )
+
+    def score(
+        self,
+        text: str | Sequence[int],
+        *,
+        after: str | Sequence[int] = (),
+        special: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Score:
+        """How likely the model finds a text: the log probability of each token, given those before.
+
+        Args:
+            text: text or token ids, at least one token.
+            after: text or token ids that come before and are not scored.
+            special: whether spellings of special tokens in text become those tokens.
+            progress: called with (tokens done, tokens in all).
+
+        Raises:
+            ValueError: there is no token, or an id is out of range.
+            ContextError: the two together are longer than the model was trained for, or do not fit
+                in memory.
+        """
+        from lily.scoring import score
+
+        ids, before = (
+            self.encode(t, special=special) if isinstance(t, str) else t for t in (text, after)
+        )
+        return score(self, ids, before, progress)
+
+    def rank(
+        self,
+        prompt: str | Sequence[int] | Sequence[Message],
+        choices: Sequence[str | Sequence[int]],
+        *,
+        by: Literal["total", "mean"] = "total",
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool | None = None,
+        special: bool = False,
+    ) -> list[Ranked]:
+        """Choices in the order of how likely they are to follow a prompt, best first.
+
+        The prompt is computed once. Each choice is encoded on its own: after a text that ends with
+        a letter, choices usually begin with a space.
+
+        Args:
+            prompt: as for `generate`.
+            choices: texts or token ids, each of at least one token.
+            by: rank by the log probability of the whole choice, or by its mean for each token,
+                which does not favour short ones.
+            tools, thinking, special: as for `generate`.
+
+        Raises:
+            ValueError: the prompt, the choices or one of them is empty, or an id is out of range.
+            ContextError: prompt and longest choice are longer than the model was trained for, or do
+                not fit in memory.
+        """
+        from lily.scoring import rank
+
+        return rank(self, self._prompt_tokens(prompt, tools, thinking, special), choices, by)
+
+    def reuse_stats(self) -> ReuseStats:
+        """What the model keeps of earlier prompts: snapshots, bytes, hits, evictions."""
+        return self._store.stats()
 
     def _prompt_tokens(
         self,
@@ -400,12 +481,10 @@ class Model:
         if n_tokens > context:
             raise ContextError(f"prompt: {n_tokens} tokens, expected at most {context}")
 
-    def _turn_start(self, prompt: Sequence[int]) -> int:
-        """Where the reply's own turn begins in a chat prompt, 0 if there is none."""
+    def _turn_starts(self, prompt: Sequence[int]) -> list[int]:
+        """Where the turns of a chat prompt begin; the last of them is the reply's own."""
         start = self._tokenizer.added_tokens.get(TURN_START) if self._tokenizer else None
-        if start is None or start not in prompt:
-            return 0
-        return len(prompt) - 1 - list(reversed(prompt)).index(start)
+        return [i for i, token in enumerate(prompt) if token == start]
 
     def _constraint(self, format: Format) -> Constraint:
         """A format's constraint on this model's tokens."""
@@ -423,6 +502,7 @@ class Model:
 
     def close(self) -> None:
         """Free the model's memory and close its sessions. Calls after this raise ValueError."""
+        self._store.close()
         for session in list(self._sessions):
             session.close()
         self._engine = None

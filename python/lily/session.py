@@ -11,15 +11,16 @@ from numpy.typing import NDArray
 
 from lily import _core
 from lily.generation import Generation
+from lily.reuse import latest
 from lily.sampling import Sampling
 from lily.stream import Stream
+from lily.token_ids import Tokens, token_array
 
 if TYPE_CHECKING:
     from lily.chat import Message
-    from lily.grammar import Constraint, Format
+    from lily.grammar import Constraint
     from lily.model import Model
 
-Tokens = Sequence[int] | NDArray[np.integer[Any]]
 Progress = Callable[[int, int], None]
 Observer = Callable[[str, str, dict[str, NDArray[Any] | None], float | None], None]
 
@@ -85,12 +86,17 @@ class Snapshot:
 
     @property
     def bytes(self) -> int:
-        return self._core.bytes
+        return self._core.nbytes
 
     @property
     def tokens(self) -> list[int]:
         """The consumed tokens."""
         return self._core.tokens
+
+    @property
+    def exact(self) -> bool:
+        """Whether prefill alone made the state."""
+        return self._core.exact
 
     def __repr__(self) -> str:
         return f"Snapshot(position={self.position}, {self.bytes / 1e6:.1f} MB)"
@@ -141,6 +147,12 @@ class Session:
     def pending(self) -> int | None:
         """The last token of a stream, not consumed yet."""
         return self._live().pending
+
+    @property
+    def exact(self) -> bool:
+        """Whether prefill alone made the present state: then it is, bit for bit, that of a new
+        session after the same tokens. Decode steps round otherwise."""
+        return self._live().exact
 
     @property
     def device_s(self) -> float:
@@ -241,35 +253,14 @@ class Session:
         )
 
     def generate(
-        self,
-        prompt: str | Sequence[int] | Sequence[Message],
-        *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        sampling: Sampling | None = None,
-        progress: Progress | None = None,
-        tools: Sequence[Any] | None = None,
-        thinking: bool | None = None,
-        special: bool = False,
-        format: Format | None = None,
-        logprobs: int | None = None,
-        **options: Any,
+        self, prompt: str | Sequence[int] | Sequence[Message], **options: Any
     ) -> Generation:
         """As `Model.generate`, in this session: what it holds of the prompt is not computed again.
 
-        The session goes on from its whole state if the prompt starts with it, from the latest
-        snapshot inside the common part otherwise, or starts over.
+        The session goes on from its whole state if the prompt starts with it, otherwise from the
+        latest snapshot inside the common part, its own or one that the model keeps, or starts over.
         """
-        return Generation(
-            self,
-            self._model._prompt_tokens(prompt, tools, thinking, special),
-            max_tokens,
-            (sampling or self._model.sampling).merged(options),
-            stop,
-            progress,
-            format=format,
-            logprobs=logprobs,
-        )
+        return self._model.generate(prompt, session=self, **options)
 
     def cancel(self) -> None:
         """End a running prefill (within a chunk), stream (within a token) or generation. From any
@@ -287,10 +278,6 @@ class Session:
         self._snapshots.add(taken)
         return taken
 
-    def _keep_snapshot(self) -> None:
-        """Take a snapshot and hold it, in place of the one held before."""
-        self._kept = self.snapshot()
-
     def restore(self, snapshot: Snapshot) -> None:
         """Go to a snapshot of this model, taken from any of its sessions.
 
@@ -300,6 +287,12 @@ class Session:
         """
         self._live().restore(snapshot._core)
         self._snapshots.add(snapshot)
+
+    def _restore_stored(self, core: _core.Snapshot) -> None:
+        """Go to a snapshot of the model's store and hold it, in place of the one held before."""
+        snapshot = Snapshot(core, self._model)
+        self.restore(snapshot)
+        self._kept = snapshot
 
     def fork(self, context: int | None = None) -> Session:
         """A new session in the same state; the two then go their own ways.
@@ -311,7 +304,8 @@ class Session:
         return other
 
     def rewind(self, position: int) -> int:
-        """Go back to the latest living snapshot of this sequence at or before `position`.
+        """Go back to the latest snapshot of this sequence at or before `position`: one of this
+        session that is still referred to, or one that the model keeps.
 
         Returns:
             The position reached, 0 if there is no such snapshot.
@@ -319,18 +313,18 @@ class Session:
         Raises:
             ValueError: `position` is negative or ahead of the session.
         """
-        tokens = self.tokens
-        if not 0 <= position <= len(tokens):
-            raise ValueError(f"position: {position}, expected 0…{len(tokens)}")
-        usable = [
-            s for s in self._snapshots if s.position <= position and _starts(tokens, s.tokens)
-        ]
-        if not usable:
+        if not 0 <= position <= self.position:
+            raise ValueError(f"position: {position}, expected 0…{self.position}")
+        tokens = self._live().token_bytes[: 4 * position]
+        best = latest(self._snapshots, tokens)
+        stored = self._model._store.find(tokens)
+        if stored is not None and (best is None or stored.position > best.position):
+            self._restore_stored(stored)
+        elif best is not None:
+            self.restore(best)
+        else:
             self.reset()
-            return 0
-        best = max(usable, key=lambda s: s.position)
-        self.restore(best)
-        return best.position
+        return self.position
 
     def discard_pending(self) -> None:
         """Drop the pending token. The session then has no logits until something is appended."""
@@ -338,7 +332,9 @@ class Session:
 
     def close(self) -> None:
         """Free the session's memory. Calls after this raise ValueError; closing again is fine."""
-        self._core = self._kept = None
+        if self._core is not None:
+            self._core = self._kept = None
+            self._model._store.settle()
 
     def __enter__(self) -> Session:
         return self
@@ -350,29 +346,3 @@ class Session:
         if self._core is None:
             return "Session(closed)"
         return f"Session(position={self.position}, context={self.context})"
-
-
-def _starts(tokens: Sequence[int], prefix: Sequence[int]) -> bool:
-    return list(tokens[: len(prefix)]) == list(prefix)
-
-
-def token_array(tokens: Tokens) -> NDArray[np.uint32]:
-    """Token ids as uint32 [T].
-
-    Raises:
-        ValueError: not a sequence of integers that fit.
-    """
-    try:
-        array = np.asarray(tokens)
-    except (OverflowError, ValueError) as error:
-        raise ValueError(f"tokens: {error}") from None
-    if array.size == 0:
-        return np.empty(0, np.uint32)
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise ValueError(
-            f"tokens: {array.dtype} with {array.ndim} dimensions, expected integers with one"
-        )
-    bad = np.flatnonzero((array < 0) | (array > 0xFFFFFFFF))
-    if bad.size:
-        raise ValueError(f"tokens[{bad[0]}]: {array[bad[0]]}, expected an id in [0, V)")
-    return np.ascontiguousarray(array, dtype=np.uint32)

@@ -27,26 +27,22 @@ Session::Session(std::shared_ptr<Engine> engine, uint32_t context)
   auto allocate = [&](size_t bytes, const char* label) {
     return device.allocate(std::max<size_t>(bytes, 4), label);
   };
-  for (auto& state : states_) state = allocate(c.n_delta_layers() * state_bytes(), "state");
-  ring_ = allocate(c.n_delta_layers() * ring_bytes(), "conv ring");
+  for (auto& state : states_) state = allocate(c.n_delta_layers() * engine_->state_bytes(), "state");
+  ring_ = allocate(c.n_delta_layers() * engine_->ring_bytes(), "conv ring");
   tokens_buffer_ = allocate(engine_->options().chunk * sizeof(uint32_t), "tokens");
   slots_ = allocate(2 * sizeof(uint32_t), "token slots");
   residual_ = allocate(c.hidden_size * sizeof(float), "residual");
   logits_ = allocate(c.vocab_size * sizeof(float), "logits");
   bias_ = allocate(8, "logit bias");
+  begin_run();
 }
 
 Session::~Session() = default;
 
-size_t Session::state_bytes() const {
-  const Config& c = engine_->config();
-  return size_t{c.linear_num_value_heads} * c.linear_value_head_dim * c.linear_key_head_dim *
-         sizeof(float);
-}
-
-size_t Session::ring_bytes() const {
-  return size_t{conv_taps} * engine_->config().conv_channels() *
-         element_bytes(SlotType::act, engine_->options().precision);
+// A new run of passes starts at the present position.
+void Session::begin_run() {
+  if (!lineage_.empty() && lineage_.back().first == position()) lineage_.pop_back();
+  lineage_.emplace_back(position(), new_run());
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -102,11 +98,11 @@ PlanOptions Session::prefill_plan(PlanKind kind, uint32_t rows) const {
 
 void Session::bind(Buffer& tokens, Buffer& logits) {
   const Config& c = engine_->config();
+  const size_t state = engine_->state_bytes(), ring = engine_->ring_bytes();
   for (uint32_t n = 0; n < c.n_delta_layers(); ++n) {
-    bindings_.at(Role::state_in, n) = {states_[parity_].get(), n * state_bytes(), state_bytes()};
-    bindings_.at(Role::state_out, n) = {states_[parity_ ^ 1].get(), n * state_bytes(),
-                                        state_bytes()};
-    bindings_.at(Role::ring, n) = {ring_.get(), n * ring_bytes(), ring_bytes()};
+    bindings_.at(Role::state_in, n) = {states_[parity_].get(), n * state, state};
+    bindings_.at(Role::state_out, n) = {states_[parity_ ^ 1].get(), n * state, state};
+    bindings_.at(Role::ring, n) = {ring_.get(), n * ring, ring};
   }
   for (uint32_t n = 0; n < c.n_attention_layers() && kv_.capacity(); ++n) {
     bindings_.at(Role::keys, n) = kv_.keys(n);
@@ -168,6 +164,7 @@ void Session::chunked(std::span<const uint32_t> tokens, float* scores, const Pol
     has_logits_ = false;
     run(plan, step_at(position(), rows));
     parity_ ^= 1;
+    prefilled(rows);
     tokens_.insert(tokens_.end(), tokens.begin() + done, tokens.begin() + done + rows);
     prompt_length_ = position();
     pending_.reset();
@@ -179,6 +176,11 @@ void Session::chunked(std::span<const uint32_t> tokens, float* scores, const Pol
   }
   take_logits();
   if (poll) poll(total, total);
+}
+
+// Prefill gives the same bits however a sequence is cut; a decode step has its own rounding.
+void Session::prefilled(uint32_t rows) {
+  if (exact()) exact_length_ += rows;
 }
 
 void Session::prefill(std::span<const uint32_t> tokens, const Poll& poll) {
@@ -253,8 +255,16 @@ void Session::observe(std::span<const uint32_t> tokens, bool as_prefill,
     throw;
   }
   parity_ ^= 1;
+  if (as_prefill) prefilled(rows);
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
   take_logits();
+}
+
+void Session::reserve(uint32_t tokens) {
+  check_usable();
+  check_room(tokens);
+  stop();
+  kv_.make_room(position(), position() + tokens, context_);
 }
 
 const float* Session::logits() const {
@@ -378,9 +388,15 @@ void Session::reset() {
   std::memset(ring_->data, 0, ring_->bytes);
   parity_ = 0;
   tokens_.clear();
-  prompt_length_ = 0;
+  lineage_.clear();
+  begin_run();
+  prompt_length_ = exact_length_ = 0;
   pending_.reset();
   has_logits_ = poisoned_ = false;
+}
+
+size_t Session::snapshot_bytes() const {
+  return states_[0]->bytes + ring_->bytes + (has_logits_ ? logits_->bytes : 0);
 }
 
 Snapshot Session::snapshot() {
@@ -396,17 +412,16 @@ Snapshot Session::snapshot() {
           copy(*states_[parity_], "snapshot"),
           copy(*ring_, "snapshot"),
           has_logits_ ? copy(*logits_, "snapshot") : nullptr,
-          tokens_,
-          prompt_length_,
-          pending_};
+          {tokens_, prompt_length_, exact_length_, pending_},
+          lineage_};
 }
 
 void Session::restore(const Snapshot& from) {
   engine_->check_process();
   if (from.engine != engine_)
     throw ArgumentError("snapshot: expected one of this model, found one of another");
-  if (from.tokens.size() > context_)
-    throw ContextError("snapshot: " + std::to_string(from.tokens.size()) +
+  if (from.position() > context_)
+    throw ContextError("snapshot: " + std::to_string(from.position()) +
                        " tokens, expected at most " + std::to_string(context_));
   decoder_.reset();
   streaming_ = false;
@@ -416,9 +431,12 @@ void Session::restore(const Snapshot& from) {
   std::memcpy(ring_->data, from.ring->data, from.ring->bytes);
   if (from.logits) std::memcpy(logits_->data, from.logits->data, from.logits->bytes);
   has_logits_ = from.logits != nullptr;
-  tokens_ = from.tokens;
-  prompt_length_ = from.prompt_length;
-  pending_ = from.pending;
+  tokens_ = from.at.tokens;
+  prompt_length_ = from.at.prompt_length;
+  exact_length_ = from.at.exact_length;
+  pending_ = from.at.pending;
+  lineage_ = from.lineage;
+  begin_run();
   poisoned_ = false;
 }
 
@@ -430,8 +448,9 @@ void Session::discard_pending() {
 
 std::vector<float> Session::state(uint32_t n) const {
   LILY_CHECK(n < engine_->config().n_delta_layers());
-  std::vector<float> out(state_bytes() / sizeof(float));
-  std::memcpy(out.data(), states_[parity_]->data + n * state_bytes(), state_bytes());
+  const size_t bytes = engine_->state_bytes();
+  std::vector<float> out(bytes / sizeof(float));
+  std::memcpy(out.data(), states_[parity_]->data + n * bytes, bytes);
   return out;
 }
 
@@ -441,7 +460,7 @@ std::vector<float> Session::conv(uint32_t n) const {
   std::vector<float> out;
   for (uint32_t back = 3; back >= 1; --back) {
     const size_t first = size_t{(position() - back) & 3} * channels;
-    const std::byte* ring = ring_->data + n * ring_bytes();
+    const std::byte* ring = ring_->data + n * engine_->ring_bytes();
     for (uint32_t c = 0; c < channels; ++c)
       out.push_back(engine_->options().precision == Precision::fast
                         ? static_cast<float>(reinterpret_cast<const bf16*>(ring)[first + c])

@@ -9,22 +9,11 @@
 #include <optional>
 #include <span>
 
-#include "runtime/engine.h"
-#include "runtime/kv_cache.h"
+#include "runtime/snapshot.h"
 
 namespace lily {
 
 class Decoder;
-
-// A session's state at one position; restoring it into any session of the same model is exact.
-struct Snapshot {
-  std::shared_ptr<Engine> engine;
-  KvCache kv;
-  std::shared_ptr<Buffer> state, ring, logits;  // logits only if they were there
-  std::vector<uint32_t> tokens;                 // consumed so far
-  uint32_t prompt_length = 0;
-  std::optional<uint32_t> pending;
-};
 
 // Values to add to logits, by token id; -inf bans one. An id may occur several times.
 struct Bias {
@@ -50,6 +39,9 @@ class Session {
 
   // As decode(token) or, for several, a prefill of one chunk, one dispatch at a time.
   void observe(std::span<const uint32_t> tokens, bool as_prefill, const Plan::Observer&);
+
+  // Makes room for so many more tokens at once, so that the KV cache need not move in between.
+  void reserve(uint32_t tokens);
 
   // float32 [V] after the last token, or nullptr where there are none.
   const float* logits() const;
@@ -77,8 +69,12 @@ class Session {
   uint32_t position() const { return static_cast<uint32_t>(tokens_.size()); }
   uint32_t context() const { return context_; }
   std::optional<uint32_t> pending() const { return pending_; }
+  // Whether prefill alone made the present state.
+  bool exact() const { return exact_length_ == position(); }
   const std::vector<uint32_t>& tokens() const { return tokens_; }
   size_t kv_bytes() const { return kv_.bytes(); }
+  // What a snapshot would copy.
+  size_t snapshot_bytes() const;
   // Seconds that the device has worked on what the session waited for.
   double device_s() const { return device_s_; }
   Engine& engine() { return *engine_; }
@@ -109,8 +105,8 @@ class Session {
   void end_decoder();
   void fill_counts();
   void fill_bias(const Bias&);
-  size_t state_bytes() const;
-  size_t ring_bytes() const;
+  void prefilled(uint32_t rows);
+  void begin_run();
 
   std::shared_ptr<Engine> engine_;
   uint32_t context_;
@@ -120,6 +116,8 @@ class Session {
   uint32_t parity_ = 0;  // which state buffer holds the state at position()
   std::vector<uint32_t> tokens_;
   uint32_t prompt_length_ = 0;  // tokens before it count as prompt for penalties
+  uint32_t exact_length_ = 0;
+  Lineage lineage_;
   std::optional<uint32_t> pending_;  // returned by a stream, not consumed yet
   double device_s_ = 0;
   bool has_logits_ = false;
