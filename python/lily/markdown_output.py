@@ -166,4 +166,5 @@ def render(source: str, width: int) -> str:
     console = Console(file=sys.stdout, width=width, highlight=False)
     with console.capture() as captured:
         console.print(made)
-    return captured.get().strip("\n") + "\n"
+    lines = captured.get().strip("\n").split("\n")
+    return "".join(line.rstrip(" ") + "\n" for line in lines)

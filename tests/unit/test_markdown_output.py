@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 pytest.importorskip("rich")
 
-from lily import markdown_output
 from lily.markdown_output import Blocks, MarkdownOutput, render
 
 
@@ -24,7 +23,7 @@ class Screen(io.StringIO):
     encoding = "utf-8"
     TOKEN = re.compile(r"\033\[(\d*)([A-Za-z])|\033\[[\d;]*m|.", re.S)
 
-    def __init__(self, columns: int = 40, lines: int = 12) -> None:
+    def __init__(self, columns: int, lines: int) -> None:
         super().__init__()
         self.size = os.terminal_size((columns, lines))
         self.rows = [""]
@@ -63,12 +62,9 @@ class Screen(io.StringIO):
         return [row.rstrip() for row in self.rows]
 
 
-@pytest.fixture
-def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
-    return on_screen(monkeypatch, Screen())
-
-
-def on_screen(monkeypatch: pytest.MonkeyPatch, screen: Screen) -> Screen:
+def on_screen(monkeypatch: pytest.MonkeyPatch, columns: int = 40, lines: int = 12) -> Screen:
+    """Standard output is a terminal; called in a test, since pytest puts its own in place."""
+    screen = Screen(columns, lines)
     monkeypatch.setattr(sys, "stdout", screen)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -127,7 +123,7 @@ def test_the_screen_ends_as_if_each_block_had_been_set_at_once(
 ) -> None:
     """Whatever scrolls: nothing above a block is touched, nothing of its plain text is left."""
     with pytest.MonkeyPatch.context() as patch:
-        screen = on_screen(patch, Screen(columns, lines))
+        screen = on_screen(patch, columns, lines)
         screen.write("before\n")
         high = []
         settle = MarkdownOutput._settle
@@ -150,7 +146,10 @@ def test_the_screen_ends_as_if_each_block_had_been_set_at_once(
             assert shown[1:] == [row.rstrip() for row in want.split("\n")]
 
 
-def test_a_block_stands_plain_while_it_comes_and_set_when_it_is_complete(screen: Screen) -> None:
+def test_a_block_stands_plain_while_it_comes_and_set_when_it_is_complete(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = on_screen(monkeypatch)
     output = MarkdownOutput()
     output.write("hm\n\n", dim=True)
     output.write("A **bold** word\nand `code`")
@@ -161,7 +160,10 @@ def test_a_block_stands_plain_while_it_comes_and_set_when_it_is_complete(screen:
     assert screen.shown()[-2:] == ["N", ""]
 
 
-def test_a_block_higher_than_the_screen_stays_as_it_is(screen: Screen) -> None:
+def test_a_block_higher_than_the_screen_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = on_screen(monkeypatch)
     output = MarkdownOutput()
     lines = [f"**{i}** x" for i in range(20)]
     output.write("\n".join(lines) + "\n\n*end*")
@@ -169,7 +171,10 @@ def test_a_block_higher_than_the_screen_stays_as_it_is(screen: Screen) -> None:
     assert screen.shown() == [*lines, "", "end", ""]
 
 
-def test_a_screen_that_changes_its_size_leaves_the_block_plain(screen: Screen) -> None:
+def test_a_screen_that_changes_its_size_leaves_the_block_plain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = on_screen(monkeypatch)
     output = MarkdownOutput()
     output.write("**a** " * 10)
     screen.size = os.terminal_size((30, 12))
@@ -177,7 +182,10 @@ def test_a_screen_that_changes_its_size_leaves_the_block_plain(screen: Screen) -
     assert "".join(screen.shown()).count("**a**") == 10
 
 
-def test_ctrl_c_leaves_the_block_plain(screen: Screen) -> None:
+def test_ctrl_c_leaves_the_block_plain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = on_screen(monkeypatch)
     output = MarkdownOutput()
     output.write("**a**")
     screen.write("^C")
@@ -185,14 +193,20 @@ def test_ctrl_c_leaves_the_block_plain(screen: Screen) -> None:
     assert screen.shown() == ["**a**^C", ""]
 
 
-def test_nothing_of_the_text_is_lost() -> None:
-    source = "a <div> b\n&lt; \\[x\\] ![p](u) [t](http://u)\n"
-    assert markdown_output._MATHS.search(source)
+def test_nothing_of_the_text_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = on_screen(monkeypatch)
+    output = MarkdownOutput()
+    output.write("\\[ x_1 \\]\n\n$$*y*$$")
+    output.end()
+    assert screen.shown() == ["\\[ x_1 \\]", "", "$$*y*$$", ""], "mathematics stays plain"
     shown = re.sub(r"\033\[[\d;]*m", "", render("a <div> b\nnext [t](http://u) <br>", 60))
     assert shown.splitlines() == ["a <div> b", "next t (http://u) <br>"]
 
 
-def test_controls_cannot_steer_the_terminal(screen: Screen) -> None:
+def test_controls_cannot_steer_the_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = on_screen(monkeypatch)
     output = MarkdownOutput()
     output.write("a\x1b[2Jb\n\n```\n\x9b1A\n```\n")
     output.end()
