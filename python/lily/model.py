@@ -16,7 +16,7 @@ from lily.config import Config
 from lily.errors import CheckpointError, ContextError
 from lily.generation import Generation
 from lily.loading import Kv, Precision, check_kv, core_config, core_options, core_table
-from lily.memory import MemoryPlan, memory_plan, plan_checkpoint
+from lily.memory import MemoryPlan, in_columns, memory_plan, plan_checkpoint
 from lily.reuse import Reuse
 from lily.sampling import Sampling
 from lily.session import Session
@@ -69,23 +69,37 @@ class ModelInfo:
     load_s: float
     ablated: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
+    def _rows(self) -> list[tuple[str, str]]:
         c = self.config
         n_full = c.layer_types.count("full_attention")
-        return "\n".join(
-            [
-                f"model               {self.source}"
-                + (f" @ {self.revision}" if self.revision else ""),
-                f"form                {self.form}, {self.n_parameters / 1e9:.2f} B parameters",
-                f"layers              {c.num_hidden_layers}:"
-                f" {c.num_hidden_layers - n_full} delta net, {n_full} attention",
-                f"experts             {c.num_experts_per_tok} of {c.num_experts}, and a shared one",
-                f"device              {self.device}",
-                f"precision           {self.precision}, kv cache {self.kv}",
-                f"context             {self.context:,} tokens",
-                str(self.memory),
-            ]
+        return [
+            ("model", self.source + (f" @ {self.revision}" if self.revision else "")),
+            ("form", f"{self.form}, {_millions(self.n_parameters)} parameters"),
+            (
+                "layers",
+                f"{c.num_hidden_layers}: {c.num_hidden_layers - n_full} delta net,"
+                f" {n_full} attention",
+            ),
+            ("experts", f"{c.num_experts_per_tok} of {c.num_experts}, and a shared one"),
+            ("device", self.device),
+            ("precision", f"{self.precision}, kv cache {self.kv}"),
+            ("context", f"{self.context:,} tokens"),
+            *self.memory._rows(),
+        ]
+
+    def __str__(self) -> str:
+        return in_columns(self._rows())
+
+    def __repr__(self) -> str:
+        return (
+            f"ModelInfo({self.source!r}, {self.form}, {_millions(self.n_parameters)} parameters,"
+            f" {self.device}, {self.precision}, context {self.context:,})"
         )
+
+    def _repr_html_(self) -> str:
+        from lily.notebook import table_html
+
+        return table_html(self._rows())
 
 
 class Model:
@@ -517,6 +531,13 @@ class Model:
     def __repr__(self) -> str:
         state = "" if self._engine else ", closed"
         return (
-            f"Model({self.info.source!r}, {self.info.n_parameters / 1e9:.2f} B parameters,"
+            f"Model({self.info.source!r}, {_millions(self.info.n_parameters)} parameters,"
             f" {self.info.device}{state})"
         )
+
+    def _repr_html_(self) -> str:
+        return self.info._repr_html_()
+
+
+def _millions(n: int) -> str:
+    return f"{n / 1e9:.2f} B" if n >= 1e9 else f"{n / 1e6:.2f} M"
