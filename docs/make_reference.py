@@ -42,11 +42,21 @@ GROUPS = {
         "Regex",
         "Grammar",
     ),
-    "Sessions": ("Session", "Logits", "Snapshot"),
+    "Chat": (
+        "Reply",
+        "ReplyPiece",
+        "ReplyResult",
+        "Tool",
+        "ToolCall",
+        "ToolCallPiece",
+        "ToolRun",
+    ),
+    "Sessions": ("Session", "Logits", "Snapshot", "ReuseStats"),
     "Measuring": ("perplexity", "Perplexity", "Score", "Ranked", "techniques"),
     "Errors": (
         "Error",
         "CheckpointError",
+        "SessionFileError",
         "DeviceError",
         "ContextError",
         "Cancelled",
@@ -59,11 +69,14 @@ ALIASES = {
     "Kv": "loading",
     "Dtype": "layouts",
     "Tokens": "token_ids",
+    "Reuse": "reuse",
     "Progress": "session",
     "Observer": "session",
     "Message": "chat",
     "FinishReason": "stream",
     "Format": "grammar",
+    "ReplyEnd": "chat_reply",
+    "ThinkingEnd": "chat_reply",
 }
 SECTION = re.compile(r"(Args|Attributes|Returns|Raises):")
 ITEM = re.compile(r"([\w., ]+): (.*)")

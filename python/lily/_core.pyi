@@ -261,6 +261,9 @@ class Snapshot:
         """
 
     @staticmethod
+    def payload_bytes(engine: Engine, tokens: int, logits: bool) -> int: ...
+
+    @staticmethod
     def build(engine: Engine, tokens: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], prompt_length: int, exact_length: int, pending: int | None, logits: bool, callback: object) -> Snapshot:
         """One whose numbers `callback` fills, in the order of visit()."""
 

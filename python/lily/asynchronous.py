@@ -18,12 +18,14 @@ _END = object()
 
 
 async def in_thread(
-    work: Callable[[], T], cancel: Callable[[], None], threads: ThreadPoolExecutor | None = None
+    work: Callable[[], T],
+    cancel: Callable[[], None] = lambda: None,
+    threads: ThreadPoolExecutor | None = None,
 ) -> T:
     """The result of `work`, done in another thread while the loop goes on.
 
-    If the awaiting task is cancelled, `cancel` is called and `work` is left to end, which it must
-    then do soon; only then does the task see its cancellation.
+    If the awaiting task is cancelled, `cancel` is called and `work` is left to end; only then does
+    the task see its cancellation.
     """
     import asyncio
 
@@ -70,7 +72,7 @@ class Pieces(ABC, Generic[P]):
     def _ipython_display_(self) -> None:
         from lily.notebook import show
 
-        show(self)
+        show(self)  # type: ignore[arg-type]
 
     def __aiter__(self) -> Self:
         return self

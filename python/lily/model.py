@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from lily import _core
-from lily.checkpoint import open_checkpoint, resolve
-from lily.config import Config
+from lily.asynchronous import in_thread
 from lily.errors import CheckpointError, ContextError
 from lily.generation import Generation
-from lily.loading import Kv, Precision, check_kv, core_config, core_options, core_table
-from lily.memory import MemoryPlan, in_columns, memory_plan, plan_checkpoint
+from lily.loading import Kv, Precision
+from lily.memory import memory_plan
+from lily.model_info import ModelInfo
 from lily.reuse import Reuse
 from lily.sampling import Sampling
 from lily.session import Session
@@ -24,82 +22,13 @@ from lily.store import ReuseStats, SnapshotStore
 
 if TYPE_CHECKING:
     from lily.chat import ChatTemplate, Message
+    from lily.chat_reply import Reply, ReplyPiece
     from lily.grammar import Constraint, Format
     from lily.scoring import Ranked, Score
     from lily.tokenizer import StreamDecoder, Tokenizer
+    from lily.tool_loop import ToolRun
 
 TURN_START = "<|im_start|>"
-MOST_REUSE_MEMORY = 2 << 30
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """What was loaded, and how.
-
-    Attributes:
-        source: as it was asked for.
-        folder: where the files are.
-        revision: commit of a hub checkpoint.
-        form: "mlx" or "published".
-        n_parameters: weights of the text model.
-        config: dimensions.
-        device: what runs it.
-        precision, kv: element types of activations and of the KV cache.
-        context: tokens of a session that asks for no other number.
-        memory: bytes taken.
-        sampling: the defaults, as the checkpoint recommends them.
-        stop_ids: ids that end a text.
-        load_s: seconds that loading took.
-        ablated: techniques that its plans leave out.
-    """
-
-    source: str
-    folder: Path
-    revision: str | None
-    form: str
-    n_parameters: int
-    config: Config
-    device: str
-    precision: Precision
-    kv: Kv
-    context: int
-    memory: MemoryPlan
-    sampling: Sampling
-    stop_ids: tuple[int, ...]
-    load_s: float
-    ablated: tuple[str, ...] = ()
-
-    def _rows(self) -> list[tuple[str, str]]:
-        c = self.config
-        n_full = c.layer_types.count("full_attention")
-        return [
-            ("model", self.source + (f" @ {self.revision}" if self.revision else "")),
-            ("form", f"{self.form}, {_millions(self.n_parameters)} parameters"),
-            (
-                "layers",
-                f"{c.num_hidden_layers}: {c.num_hidden_layers - n_full} delta net,"
-                f" {n_full} attention",
-            ),
-            ("experts", f"{c.num_experts_per_tok} of {c.num_experts}, and a shared one"),
-            ("device", self.device),
-            ("precision", f"{self.precision}, kv cache {self.kv}"),
-            ("context", f"{self.context:,} tokens"),
-            *self.memory._rows(),
-        ]
-
-    def __str__(self) -> str:
-        return in_columns(self._rows())
-
-    def __repr__(self) -> str:
-        return (
-            f"ModelInfo({self.source!r}, {self.form}, {_millions(self.n_parameters)} parameters,"
-            f" {self.device}, {self.precision}, context {self.context:,})"
-        )
-
-    def _repr_html_(self) -> str:
-        from lily.notebook import table_html
-
-        return table_html(self._rows())
 
 
 class Model:
@@ -138,7 +67,7 @@ class Model:
         revision: str | None = None,
         offline: bool = False,
         progress: Callable[[str, int, int], None] | None = None,
-    ) -> Model:
+    ) -> Self:
         """Load a checkpoint.
 
         Args:
@@ -167,73 +96,30 @@ class Model:
             ContextError: `context` does not fit beside the weights.
             ValueError: an option is out of range.
         """
-        started = time.perf_counter()
-        kv = check_kv(kv, precision)
-        for name, value in (("context", context), ("threads", threads), ("chunk", chunk)):
-            if value is not None and not 1 <= value < 2**31:
-                raise ValueError(f"{name}: {value}, expected at least 1")
-        if reuse_memory is not None and reuse_memory < 0:
-            raise ValueError(f"reuse_memory: {reuse_memory}, expected at least 0")
-        options = core_options(
-            precision,
-            kv=kv,
-            chunk=chunk,
-            memory_limit=memory_limit,
-            io_threads=max(2, min(4, os.cpu_count() or 2)),
-            ablate=ablate,
-        )
-        folder, commit = resolve(source, revision, offline, progress)
-        checkpoint = open_checkpoint(folder)
-        config = checkpoint.config
-        tokenizer = None
-        if checkpoint.tokenizer is not None:
-            from lily.tokenizer import Tokenizer
+        from lily.opening import open_model
 
-            tokenizer = Tokenizer(checkpoint.tokenizer, stop_ids=checkpoint.stop_ids)
-            if tokenizer.n_tokens > config.vocab_size:
-                raise CheckpointError(
-                    f"{checkpoint.tokenizer}: {tokenizer.n_tokens} tokens,"
-                    f" expected at most the model's vocab_size of {config.vocab_size}"
-                )
-        sampling = Sampling.from_generation_config(checkpoint.generation_config)
-
-        n_tokens = tokenizer.n_tokens if tokenizer else config.vocab_size
-
-        core_device = _core.Device(device, threads or 0)
-        memory = plan_checkpoint(checkpoint, core_device, options, n_tokens)
-        if context is not None and memory.largest_context and context > memory.largest_context:
-            raise ContextError(
-                f"context: {context} tokens, expected at most {memory.largest_context},"
-                f" which is what fits in {memory.available / 1e9:.2f} GB beside the weights"
+        return cls(
+            *open_model(
+                source,
+                device,
+                precision,
+                kv,
+                context=context,
+                threads=threads,
+                chunk=chunk,
+                memory_limit=memory_limit,
+                reuse_memory=reuse_memory,
+                ablate=ablate,
+                revision=revision,
+                offline=offline,
+                progress=progress,
             )
-        engine = _core.Engine.load(
-            core_device,
-            core_config(config, n_tokens),
-            core_table(checkpoint),
-            options,
-            None if progress is None else lambda done, total: progress("load", done, total),
         )
-        info = ModelInfo(
-            source=os.fspath(source),
-            folder=folder,
-            revision=commit,
-            form=checkpoint.form,
-            n_parameters=config.n_parameters,
-            config=config,
-            device=core_device.description,
-            precision=precision,
-            kv=kv,
-            context=context or memory.default_context,
-            memory=memory,
-            sampling=sampling,
-            stop_ids=checkpoint.stop_ids,
-            load_s=time.perf_counter() - started,
-            ablated=tuple(ablate),
-        )
-        if reuse_memory is None:
-            left = memory.available - memory.total(info.context)
-            reuse_memory = min(max(left, 0) // 4, MOST_REUSE_MEMORY)
-        return cls(engine, info, core_device, tokenizer, reuse_memory)
+
+    @classmethod
+    async def aload(cls, source: str | os.PathLike[str], **options: Any) -> Self:
+        """As `load`, for event loops."""
+        return await in_thread(lambda: cls.load(source, **options))
 
     def without(self, *names: str) -> Model:
         """The same weights, run without some of what makes plans fast: to measure its worth.
@@ -341,6 +227,10 @@ class Model:
         self._sessions.add(session)
         return session
 
+    def load_session(self, path: str | os.PathLike[str], *, context: int | None = None) -> Session:
+        """The session that `Session.save` wrote, to go on as it would have; see `Session.load`."""
+        return Session.load(path, self, context=context)
+
     def generate(
         self,
         prompt: str | Sequence[int] | Sequence[Message],
@@ -410,6 +300,125 @@ class Model:
             owns_session=own,
             **options,
         )
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        tool_choice: Any = None,
+        thinking: bool | int | None = None,
+        format: Format | None = None,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        sampling: Sampling | None = None,
+        session: Session | None = None,
+        reuse: Reuse = "any",
+        logprobs: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        template: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Reply:
+        """Reply to a conversation.
+
+        Args:
+            messages: dicts with "role" and "content", as OpenAI's clients write them; the last is
+                usually the user's. `ReplyResult.message()` goes on with it.
+            tools: functions that the model may ask for: OpenAI's form, or Python functions.
+            tool_choice: "auto", "none", "required", or the name of a tool; None is "auto".
+            thinking: whether to think before the answer, or at most how many tokens; None leaves
+                it to the template.
+            format: what the answer must be: a JSON schema, "json", `Regex` or `Grammar`. Thinking
+                stays free.
+            max_tokens: most tokens to draw, thinking included; None goes on to the end of the
+                context.
+            stop: strings that end the answer; they are never part of it. Not looked for in
+                thinking and tool calls.
+            sampling: how to draw; None takes the checkpoint's recommendation.
+            session: a session to go on in; None makes one for this call.
+            reuse: "any" goes on from whatever is remembered, "exact" only from what a cold call
+                would compute bit for bit, "off" from nothing.
+            logprobs: log probabilities of so many best tokens beside each drawn one.
+            progress: called with (prompt tokens done, prompt tokens in all).
+            template: further variables of the chat template.
+            options: single sampling options over `sampling`: temperature, top_k, seed, …
+
+        Returns:
+            An iterator of `ReplyPiece` that also has `text()` and `result()`.
+
+        Raises:
+            ValueError: a message, a tool or an option is malformed, unknown or out of range.
+            ContextError: the prompt is longer than the context.
+        """
+        from lily.chat_reply import open_reply
+
+        return open_reply(
+            self,
+            messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            thinking=thinking,
+            format=format,
+            template=template,
+            sampling=(sampling or self.sampling).merged(options),
+            session=session,
+            max_tokens=max_tokens,
+            stop=stop,
+            reuse=reuse,
+            logprobs=logprobs,
+            progress=progress,
+        )
+
+    def run_tools(
+        self,
+        messages: Sequence[Message],
+        functions: Sequence[Callable[..., Any]],
+        *,
+        max_rounds: int = 10,
+        on_piece: Callable[[ReplyPiece], object] | None = None,
+        **options: Any,
+    ) -> ToolRun:
+        """Reply to a conversation, calling Python functions that the model asks for.
+
+        Args:
+            messages: as `chat` takes them.
+            functions: their type hints and docstrings become the tools' schemas. What one returns
+                goes to the model as text, JSON if it is no text; so does what it raises.
+            max_rounds: most replies; the last may end with calls that nobody has answered.
+            on_piece: called with each `ReplyPiece` as it comes.
+            options: as `chat` takes them.
+
+        Raises:
+            ValueError: as `chat`; or a function's hints have no schema.
+        """
+        from lily.tool_loop import ToolLoop
+
+        return ToolLoop(self, messages, functions, max_rounds, on_piece, options).run()
+
+    async def agenerate(
+        self, prompt: str | Sequence[int] | Sequence[Message], **options: Any
+    ) -> Generation:
+        """As `generate`, for event loops: `async for piece in await model.agenerate(…)`."""
+        return await in_thread(lambda: self.generate(prompt, **options))
+
+    async def achat(self, messages: Sequence[Message], **options: Any) -> Reply:
+        """As `chat`, for event loops: `async for piece in await model.achat(…)`."""
+        return await in_thread(lambda: self.chat(messages, **options))
+
+    async def arun_tools(
+        self,
+        messages: Sequence[Message],
+        functions: Sequence[Callable[..., Any]],
+        *,
+        max_rounds: int = 10,
+        on_piece: Callable[[ReplyPiece], object] | None = None,
+        **options: Any,
+    ) -> ToolRun:
+        """As `run_tools`, for event loops. Coroutine functions run in the caller's loop, others and
+        `on_piece` in another thread."""
+        from lily.tool_loop import in_loop
+
+        return await in_loop(self, messages, functions, max_rounds, on_piece, options)
 
     def score(
         self,
@@ -531,13 +540,8 @@ class Model:
     def __repr__(self) -> str:
         state = "" if self._engine else ", closed"
         return (
-            f"Model({self.info.source!r}, {_millions(self.info.n_parameters)} parameters,"
-            f" {self.info.device}{state})"
+            f"Model({self.info.source!r}, {self.info._size} parameters, {self.info.device}{state})"
         )
 
     def _repr_html_(self) -> str:
         return self.info._repr_html_()
-
-
-def _millions(n: int) -> str:
-    return f"{n / 1e9:.2f} B" if n >= 1e9 else f"{n / 1e6:.2f} M"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -10,14 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lily import _core
+from lily.asynchronous import in_thread
 from lily.generation import Generation
 from lily.reuse import latest
 from lily.sampling import Sampling
+from lily.session_file import load_session, save_session
 from lily.stream import Stream
 from lily.token_ids import Tokens, token_array
 
 if TYPE_CHECKING:
     from lily.chat import Message
+    from lily.chat_reply import Reply
     from lily.grammar import Constraint
     from lily.model import Model
 
@@ -262,6 +266,24 @@ class Session:
         """
         return self._model.generate(prompt, session=self, **options)
 
+    def chat(self, messages: Sequence[Message], **options: Any) -> Reply:
+        """As `Model.chat`, in this session."""
+        return self._model.chat(messages, session=self, **options)
+
+    async def aprefill(self, tokens: Tokens, *, progress: Progress | None = None) -> Logits:
+        """As `prefill`, for event loops; cancelling the task stops it between two chunks."""
+        return await in_thread(lambda: self.prefill(tokens, progress=progress), self.cancel)
+
+    async def adecode(self, token: int) -> Logits:
+        """As `decode`, for event loops."""
+        return await in_thread(lambda: self.decode(token))
+
+    async def ascore(
+        self, tokens: Tokens, *, progress: Progress | None = None
+    ) -> NDArray[np.float32]:
+        """As `score`, for event loops; cancelling the task stops it between two chunks."""
+        return await in_thread(lambda: self.score(tokens, progress=progress), self.cancel)
+
     def cancel(self) -> None:
         """End a running prefill (within a chunk), stream (within a token) or generation. From any
         thread."""
@@ -293,6 +315,40 @@ class Session:
         snapshot = Snapshot(core, self._model)
         self.restore(snapshot)
         self._kept = snapshot
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the whole state to a file: tokens, KV rows in use, recurrent state, logits. Ends a
+        running stream; a pending token goes along.
+
+        The file takes the place of one that is there only once it is complete and on the disk.
+
+        Raises:
+            OSError: it cannot be written; a file that was there is as before.
+        """
+        save_session(self._live(), self._model, path)
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], model: Model, *, context: int | None = None
+    ) -> Session:
+        """A session in the state that `save` wrote, of the same model, precision and KV type.
+
+        On another device, or with another version of lily, it is no longer `exact`.
+
+        Args:
+            path: the file.
+            model: whose session it was.
+            context: most tokens it will hold; None takes what the saved one had.
+
+        Raises:
+            SessionFileError: the file is damaged, or not of this model; says what differs.
+            ContextError: the session does not fit.
+            OSError: the file cannot be read.
+        """
+        snapshot, saved_context = load_session(path, model)
+        session = model.session(saved_context if context is None else context)
+        session.restore(Snapshot(snapshot, model))
+        return session
 
     def fork(self, context: int | None = None) -> Session:
         """A new session in the same state; the two then go their own ways.

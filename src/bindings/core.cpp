@@ -389,6 +389,7 @@ void bind_snapshot(nb::module_& m) {
             s.visit(show);
           },
           "callback"_a, "Show all numbers in turn, as uint8 arrays that are valid during the call.")
+      .def_static("payload_bytes", &Snapshot::payload_bytes, "engine"_a, "tokens"_a, "logits"_a)
       .def_static(
           "build",
           [](std::shared_ptr<Engine> engine, const Ids& tokens, uint32_t prompt_length,

@@ -38,6 +38,13 @@ void Snapshot::visit(const KvCache::Visit& visit) const {
   if (logits) visit({logits->data, logits->bytes});
 }
 
+size_t Snapshot::payload_bytes(const Engine& engine, uint32_t tokens, bool logits) {
+  const Config& c = engine.config();
+  const size_t n = c.n_delta_layers();
+  return tokens * engine.kv_shape().position_bytes() + std::max<size_t>(n * engine.state_bytes(), 4) +
+         std::max<size_t>(n * engine.ring_bytes(), 4) + (logits ? c.vocab_size * sizeof(float) : 0);
+}
+
 Snapshot Snapshot::build(std::shared_ptr<Engine> engine, Place at, bool with_logits,
                          const KvCache::Visit& fill) {
   engine->check_process();

@@ -44,6 +44,8 @@ struct Snapshot {
 
   // Calls `visit` with all bytes of the numbers in turn: KV rows, state, ring, logits.
   void visit(const KvCache::Visit&) const;
+  // How many those are for so many tokens.
+  static size_t payload_bytes(const Engine&, uint32_t tokens, bool logits);
   // One whose bytes `fill` writes, in the order of visit().
   static Snapshot build(std::shared_ptr<Engine>, Place, bool logits, const KvCache::Visit& fill);
 };
