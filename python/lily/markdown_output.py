@@ -133,12 +133,16 @@ class MarkdownOutput(Output):
         source, self._source = self._source, ""
         if not source:
             return
-        if not self._fits() or self._size != shutil.get_terminal_size() or _MATHS.search(source):
-            if self._column:
-                super().write("\n")
+        stays = not self._fits() or self._size != shutil.get_terminal_size()
+        if stays or _MATHS.search(source):
+            made = source.rstrip("\n") + "\n"
         else:
+            made = render(source, self._size.columns)
+        if made != source.rstrip("\n") + "\n":
             up = f"\033[{self._rows}A" if self._rows else ""
-            super().raw(f"\r{up}\033[J{render(source, self._size.columns)}")
+            self.raw(f"\r{up}\033[J{made}")
+        elif self._column:
+            self.raw("\n")
         self._gap = True
 
 
