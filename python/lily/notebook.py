@@ -316,7 +316,7 @@ class State:
         self.thinks = self.thinking = thinks
         self.chat = chat
         self.done = False
-        self.thought_s = 0.0
+        self.thought_s, self.thought_tokens = 0.0, 0
         self._n_tokens = 0
         self._started = time.monotonic()
         self._first = self._last = 0.0
@@ -365,6 +365,7 @@ class State:
             self.content = result.text
             return
         self.content, self.reasoning = result.content, result.reasoning
+        self.thought_tokens = result.usage.reasoning
         if result.finish_reason == "tool_calls" or not self.calls:
             self.calls = []
             for call in result.tool_calls:
@@ -386,16 +387,21 @@ class State:
     # As HTML: all text of the model is escaped
 
     def thinking_html(self) -> str:
-        if not self.reasoning and not self.thinking:
+        if not self.reasoning:
             return ""
         if self.thinking:
             tail = self.reasoning[-TAIL:]
             text = escape("…" + tail if len(tail) < len(self.reasoning) else tail)
             body = f'<div class="lily-tail"><div class="lily-plain">{text}</div></div>'
             return _block(f"<details open><summary>Thinking…</summary>{body}</details>")
-        took = f"Thought for {self.thought_s:.1f} s" if self.thought_s else "Thought"
+        took = f" for {self.thought_s:.1f} s" if self.thought_s else ""
+        if self.thought_tokens:
+            took += f", {self.thought_tokens:,} tokens"
+        is_all = self.done and not self.content and not self.calls
         body = f'<div class="lily-plain">{escape(self.reasoning.strip())}</div>'
-        return _block(f"<details><summary>{took}</summary>{body}</details>")
+        return _block(
+            f"<details{' open' * is_all}><summary>Thought{took}</summary>{body}</details>"
+        )
 
     def answer_html(self) -> str:
         parts = []

@@ -250,6 +250,11 @@ def test_a_page_that_fails_does_not_hold_up_who_waits(
         show(PretendReply(WHOLE)).wait()
 
 
+def test_a_thought_that_is_all_there_is_stays_open(page: Page) -> None:
+    show(PretendReply(WHOLE[:2], thinks=True)).wait()
+    assert "<details open><summary>Thought" in page.html("thinking")
+
+
 def test_a_prompt_that_takes_long_has_a_bar(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notebook, "BAR_AFTER_S", -1.0)
     reply = PretendReply(WHOLE)
