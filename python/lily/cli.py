@@ -14,15 +14,25 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lily.arguments import UsageError, build_parser, sampling_options, system_message
-from lily.terminal import Bar, Output, drop_output, note, prepare_streams, printable
+from lily.terminal import (
+    Bar,
+    Output,
+    drop_output,
+    is_terminal,
+    note,
+    open_output,
+    prepare_streams,
+    printable,
+)
 
 if TYPE_CHECKING:
+    from lily.chat_reply import ReplyResult
     from lily.generation import Result
     from lily.model import Model
 
@@ -152,24 +162,54 @@ def _generate(args: argparse.Namespace) -> None:
             prompt = [*system_message(args), {"role": "user", "content": text}]
         elif args.special:
             prompt = model.encode(text, special=True)
-        output = Output()
-        with model.generate(
+        write: Callable[..., None] = _write_text
+        if args.chat and is_terminal(sys.stdout):
+            write = _write_reply
+        write(
+            args,
+            model,
+            bar,
             prompt,
             max_tokens=args.max_tokens,
             stop=args.stop,
             thinking=args.thinking,
             progress=bar.prompt if bar.enabled else None,
             **options,
-        ) as generation:
-            try:
-                for piece in generation:
-                    bar.clear()
-                    output.write(piece.text)
-            finally:
+        )
+
+
+def _write_text(
+    args: argparse.Namespace, model: Model, bar: Bar, prompt: Any, **options: Any
+) -> None:
+    """Everything that is drawn, as it is."""
+    output = Output()
+    with model.generate(prompt, **options) as generation:
+        try:
+            for piece in generation:
                 bar.clear()
-            output.end()
-            if not args.quiet:
-                note(_statistics(generation.result()))
+                output.write(piece.text)
+        finally:
+            bar.clear()
+        output.end()
+        if not args.quiet:
+            note(_statistics(generation.result()))
+
+
+def _write_reply(
+    args: argparse.Namespace, model: Model, bar: Bar, prompt: Any, **options: Any
+) -> None:
+    """Thinking and answer told apart, for a reader."""
+    from lily.conversation import write_reply
+
+    output = open_output(markdown=True)
+    with model.chat(prompt, **options) as reply:
+        try:
+            write_reply(reply, output, bar)
+        finally:
+            bar.clear()
+        output.end()
+        if not args.quiet:
+            note(_statistics(reply.result()))
 
 
 def _prompt(args: argparse.Namespace) -> str:
@@ -192,7 +232,7 @@ def _read_text(file: str) -> str:
         raise UsageError(f"{where}: byte {error.start}: expected UTF-8 text") from None
 
 
-def _statistics(result: Result) -> str:
+def _statistics(result: Result | ReplyResult) -> str:
     usage, timings = result.usage, result.timings
     reason: str = result.finish_reason
     if result.stop is not None:

@@ -7,14 +7,13 @@ import contextlib
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lily.arguments import sampling_options, system_message
-from lily.reply import THINK, Part, ReplyParser
-from lily.terminal import Bar, Output, note
+from lily.terminal import Bar, Output, note, open_output
 
 if TYPE_CHECKING:
-    from lily.generation import Result
+    from lily.chat_reply import Reply, ReplyResult
     from lily.model import Model
     from lily.session import Session
 
@@ -29,7 +28,7 @@ class Chat:
         self._options = sampling_options(args)
         self._session: Session = model.session()
         self._system = system_message(args)
-        self._turns: list[dict[str, str]] = []
+        self._turns: list[dict[str, Any]] = []
 
     def reset(self) -> None:
         self._turns = []
@@ -47,62 +46,42 @@ class Chat:
 
         messages = [*self._system, *self._turns, {"role": "user", "content": text}]
         try:
-            reply = self._answer(messages)
+            result = self._answer(messages)
         except DeviceError:
             self._session.close()
             self._session = self._model.session()
             raise
         finally:
             self._bar.clear()
-        if reply.content or reply.reasoning:
-            answer = {"role": "assistant", "content": reply.content}
-            if reply.reasoning:
-                answer["reasoning_content"] = reply.reasoning
-            self._turns = [*self._turns, messages[-1], answer]
+        if result.content or result.reasoning:
+            self._turns = [*self._turns, messages[-1], result.message()]
 
-    def _answer(self, messages: list[dict[str, str]]) -> ReplyParser:
-        args, output = self._args, Output()
-        rendered = self._model.render_chat(messages, thinking=args.thinking)
-        reply = ReplyParser(thinking=rendered.rstrip().endswith(THINK), stop=args.stop)
-        reasons = False
+    def _answer(self, messages: list[dict[str, Any]]) -> ReplyResult:
+        args, output = self._args, open_output(markdown=True)
+        with self._model.chat(
+            messages,
+            session=self._session,
+            max_tokens=args.max_tokens,
+            stop=args.stop,
+            thinking=args.thinking,
+            progress=self._bar.prompt if self._bar.enabled else None,
+            **self._options,
+        ) as reply:
+            with interrupts(reply.cancel) as interrupted:
+                try:
+                    write_reply(reply, output, self._bar, interrupted)
+                finally:
+                    output.end(stopped=interrupted())
+            reply.close()
+            result = reply.result()
+        self._remark(result)
+        return result
 
-        def show(parts: list[Part]) -> None:
-            nonlocal reasons
-            for part in parts:
-                if part.content and reasons:
-                    output.write("\n\n", dim=True)
-                reasons = bool(part.reasoning)
-                output.write(part.reasoning, dim=True)
-                output.write(part.content)
-
-        with (
-            interrupts(self._session.cancel) as interrupted,
-            self._session.generate(
-                messages,
-                max_tokens=args.max_tokens,
-                thinking=args.thinking,
-                progress=self._bar.prompt if self._bar.enabled else None,
-                **self._options,
-            ) as generation,
-        ):
-            try:
-                for piece in generation:
-                    self._bar.clear()
-                    show(reply.push(piece.text))
-                    if interrupted() or reply.stop is not None:
-                        break
-                show(reply.finish())
-            finally:
-                output.end()
-            generation.close()
-            self._remark(generation.result(), stopped=reply.stop is not None)
-        return reply
-
-    def _remark(self, result: Result, *, stopped: bool) -> None:
+    def _remark(self, result: ReplyResult) -> None:
         if result.finish_reason == "length":
             full = result.usage.prompt + result.usage.generated >= self._session.context
             note("[the context is full; /reset starts over]" if full else "[cut at --max-tokens]")
-        if result.finish_reason == "cancelled" and not stopped:
+        if result.finish_reason == "cancelled":
             note("[stopped]")
         if sys.stderr.isatty():
             u, t = result.usage, result.timings
@@ -110,6 +89,23 @@ class Chat:
                 f"[{u.prompt} prompt tokens, {u.reused} reused; {u.generated} generated"
                 + (f", {t.decode_tok_s:.1f} tok/s]" if t.decode_tok_s else "]")
             )
+
+
+def write_reply(
+    reply: Reply, output: Output, bar: Bar, stop: Callable[[], bool] = lambda: False
+) -> None:
+    """Write a reply as it comes, until `stop`: its thinking, an empty line, its answer."""
+    thought = answered = False
+    for piece in reply:
+        bar.clear()
+        output.write(piece.reasoning, dim=True)
+        thought |= bool(piece.reasoning)
+        if piece.content and thought and not answered:
+            output.write("\n\n", dim=True)
+        answered |= bool(piece.content)
+        output.write(piece.content)
+        if stop():
+            return
 
 
 @contextlib.contextmanager
