@@ -29,9 +29,30 @@ GENERATED = "<!-- Written by docs/make_reference.py; do not edit. -->\n"
 GROUPS = {
     "Loading": ("Model", "ModelInfo", "plan", "MemoryPlan"),
     "Converting": ("quantize", "unpack"),
-    "Generating": ("Generation", "Stream", "Piece", "Result", "Usage", "Timings", "Sampling"),
+    "Generating": (
+        "Generation",
+        "Stream",
+        "Piece",
+        "TokenLogprob",
+        "Result",
+        "Usage",
+        "Timings",
+        "Sampling",
+        "Constraint",
+        "Regex",
+        "Grammar",
+    ),
+    "Chat": (
+        "Reply",
+        "ReplyPiece",
+        "ReplyResult",
+        "Tool",
+        "ToolCall",
+        "ToolCallPiece",
+        "ToolRun",
+    ),
     "Sessions": ("Session", "Logits", "Snapshot", "ReuseStats"),
-    "Measuring": ("perplexity", "Perplexity", "techniques"),
+    "Measuring": ("perplexity", "Perplexity", "Score", "Ranked", "techniques"),
     "Errors": (
         "Error",
         "CheckpointError",
@@ -53,6 +74,9 @@ ALIASES = {
     "Observer": "session",
     "Message": "chat",
     "FinishReason": "stream",
+    "Format": "grammar",
+    "ReplyEnd": "chat_reply",
+    "ThinkingEnd": "chat_reply",
 }
 SECTION = re.compile(r"(Args|Attributes|Returns|Raises):")
 ITEM = re.compile(r"([\w., ]+): (.*)")

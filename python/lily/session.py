@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lily import _core
+from lily.asynchronous import in_thread
 from lily.generation import Generation
-from lily.reuse import Reuse, latest
+from lily.reuse import latest
 from lily.sampling import Sampling
 from lily.session_file import load_session, save_session
 from lily.stream import Stream
@@ -20,6 +21,8 @@ from lily.token_ids import Tokens, token_array
 
 if TYPE_CHECKING:
     from lily.chat import Message
+    from lily.chat_reply import Reply
+    from lily.grammar import Constraint
     from lily.model import Model
 
 Progress = Callable[[int, int], None]
@@ -224,6 +227,8 @@ class Session:
         stop: str | Sequence[str] = (),
         *,
         stop_ids: Sequence[int] | None = None,
+        constraint: Constraint | None = None,
+        logprobs: int | None = None,
     ) -> Stream:
         """Draw tokens one after another, starting from the session's logits.
 
@@ -232,6 +237,8 @@ class Session:
             sampling: how to draw; None takes the model's default.
             stop: strings that end the text; they are never part of it.
             stop_ids: ids that end the text; None takes the checkpoint's. () goes past them.
+            constraint: what the text may look like, as `lily.grammar.compile_format` makes it.
+            logprobs: tell how likely each token was, beside so many of the likeliest (0…20).
 
         Returns:
             An iterator of `Piece`. Leaving its loop early stops it.
@@ -239,36 +246,43 @@ class Session:
         Raises:
             ValueError: an option is out of range, or the session has no logits yet.
         """
-        return Stream(self, max_tokens, sampling or self._model.sampling, stop, stop_ids)
+        return Stream(
+            self,
+            max_tokens,
+            sampling or self._model.sampling,
+            stop,
+            stop_ids,
+            constraint=constraint,
+            logprobs=logprobs,
+        )
 
     def generate(
-        self,
-        prompt: str | Sequence[int] | Sequence[Message],
-        *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        sampling: Sampling | None = None,
-        progress: Progress | None = None,
-        tools: Sequence[Any] | None = None,
-        thinking: bool | None = None,
-        special: bool = False,
-        reuse: Reuse = "any",
-        **options: Any,
+        self, prompt: str | Sequence[int] | Sequence[Message], **options: Any
     ) -> Generation:
         """As `Model.generate`, in this session: what it holds of the prompt is not computed again.
 
         The session goes on from its whole state if the prompt starts with it, otherwise from the
         latest snapshot inside the common part, its own or one that the model keeps, or starts over.
         """
-        return Generation(
-            self,
-            self._model._prompt_tokens(prompt, tools, thinking, special),
-            max_tokens,
-            (sampling or self._model.sampling).merged(options),
-            stop,
-            progress,
-            reuse=reuse,
-        )
+        return self._model.generate(prompt, session=self, **options)
+
+    def chat(self, messages: Sequence[Message], **options: Any) -> Reply:
+        """As `Model.chat`, in this session."""
+        return self._model.chat(messages, session=self, **options)
+
+    async def aprefill(self, tokens: Tokens, *, progress: Progress | None = None) -> Logits:
+        """As `prefill`, for event loops; cancelling the task stops it between two chunks."""
+        return await in_thread(lambda: self.prefill(tokens, progress=progress), self.cancel)
+
+    async def adecode(self, token: int) -> Logits:
+        """As `decode`, for event loops."""
+        return await in_thread(lambda: self.decode(token))
+
+    async def ascore(
+        self, tokens: Tokens, *, progress: Progress | None = None
+    ) -> NDArray[np.float32]:
+        """As `score`, for event loops; cancelling the task stops it between two chunks."""
+        return await in_thread(lambda: self.score(tokens, progress=progress), self.cancel)
 
     def cancel(self) -> None:
         """End a running prefill (within a chunk), stream (within a token) or generation. From any
@@ -387,4 +401,5 @@ class Session:
     def __repr__(self) -> str:
         if self._core is None:
             return "Session(closed)"
-        return f"Session(position={self.position}, context={self.context})"
+        pending = "" if self.pending is None else f", pending={self.pending}"
+        return f"Session(position={self.position}, context={self.context}{pending})"

@@ -50,6 +50,18 @@ class ReuseStats:
             f" {self.reused_tokens:,} tokens reused, {self.evictions} evictions)"
         )
 
+    def _repr_html_(self) -> str:
+        from lily.notebook import table_html
+
+        return table_html(
+            [
+                ("kept", f"{self.entries} snapshots, {self.evictions} have made room"),
+                ("memory", f"{self.bytes / 1e6:.1f} of {self.budget / 1e6:.1f} MB"),
+                ("prompts that went on", f"{self.hits} of {self.hits + self.misses}"),
+                ("tokens not computed again", f"{self.reused_tokens:,}"),
+            ]
+        )
+
 
 class _Entry(NamedTuple):
     snapshot: _core.Snapshot

@@ -19,6 +19,7 @@ namespace lily {
 namespace {
 
 using Ids = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Values = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Row = nb::ndarray<nb::numpy, float, nb::ndim<1>>;
 using Numbers = nb::typed<nb::dict, nb::str, nb::int_>;
 using Rows = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
@@ -455,7 +456,7 @@ void bind_session(nb::module_& m) {
           "start",
           [](Session& s, float temperature, uint32_t top_k, float top_p, float min_p,
              float repetition, float presence, float frequency, uint64_t seed,
-             std::vector<std::pair<uint32_t, float>> bias, uint32_t max_tokens) {
+             const Ids& bias_ids, const Values& bias, uint32_t max_tokens) {
             const Draw draw{.temperature = temperature,
                             .top_p = top_p,
                             .min_p = min_p,
@@ -466,11 +467,13 @@ void bind_session(nb::module_& m) {
                             .n_bias = 0,
                             .seed = seed};
             nb::gil_scoped_release unlocked;
-            s.start(draw, std::move(bias), max_tokens);
+            s.start(draw, {span(bias_ids), {bias.data(), bias.size()}}, max_tokens);
           },
           "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "repetition"_a, "presence"_a,
-          "frequency"_a, "seed"_a, "bias"_a, "max_tokens"_a)
+          "frequency"_a, "seed"_a, "bias_ids"_a, "bias"_a, "max_tokens"_a)
       .def("next", &Session::next, nb::call_guard<nb::gil_scoped_release>())
+      .def("advance", &Session::advance, nb::call_guard<nb::gil_scoped_release>())
+      .def("force", &Session::force, "token"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("stop", &Session::stop, nb::call_guard<nb::gil_scoped_release>())
       .def("cancel", &Session::cancel)
       .def_prop_ro("cancelled", &Session::cancelled)

@@ -1,6 +1,8 @@
 #include "runtime/session.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "base/bf16.h"
@@ -273,30 +275,57 @@ const float* Session::logits() const {
 // Streams
 // ---------------------------------------------------------------------------------------------
 
-void Session::start(const Draw& draw, std::vector<std::pair<uint32_t, float>> bias,
-                    uint32_t max_tokens) {
+void Session::check_bias(const Bias& bias) const {
+  const uint32_t v = engine_->config().vocab_size, n = engine_->config().n_tokens;
+  if (bias.ids.size() != bias.values.size())
+    throw ArgumentError("bias: " + std::to_string(bias.values.size()) + " values, expected one for " +
+                        "each of " + std::to_string(bias.ids.size()) + " ids");
+  std::vector<bool> banned;
+  uint32_t left = n;
+  for (size_t i = 0; i < bias.ids.size(); ++i) {
+    const uint32_t id = bias.ids[i];
+    if (id >= v)
+      throw ArgumentError("bias: token " + std::to_string(id) + ", expected below " +
+                          std::to_string(v));
+    if (std::isnan(bias.values[i]))
+      throw ArgumentError("bias: NaN for token " + std::to_string(id) + ", expected a number");
+    if (bias.values[i] != -INFINITY || id >= n) continue;
+    banned.resize(n);
+    left -= !banned[id];
+    banned[id] = true;
+  }
+  if (left == 0)
+    throw ArgumentError("bias: bans all " + std::to_string(n) + " tokens, expected one to be left");
+}
+
+void Session::start(const Draw& draw, const Bias& bias, uint32_t max_tokens) {
   check_usable();
   if (max_tokens == 0) throw ArgumentError("max_tokens: expected at least 1, found 0");
-  for (const auto& [id, value] : bias) check_tokens({&id, 1});
+  check_bias(bias);
   if (!pending_ && !has_logits_)
     throw ArgumentError("stream: expected a session with logits, found none\n"
                         "hint: call prefill() or decode() first");
   check_room(pending_.has_value());
   stop();
   consume_pending();
-
-  const size_t half = std::max<size_t>(bias.size(), 1) * 4;
-  if (bias_->bytes != 2 * half) bias_ = engine_->device().allocate(2 * half, "logit bias");
-  for (size_t i = 0; i < bias.size(); ++i) {
-    std::memcpy(bias_->data + 4 * i, &bias[i].first, 4);
-    std::memcpy(bias_->data + half + 4 * i, &bias[i].second, 4);
-  }
+  fill_bias(bias);
   Draw complete = draw;
-  complete.n_bias = static_cast<uint32_t>(bias.size());
+  complete.n_bias = static_cast<uint32_t>(bias.ids.size());
   const bool penalties = draw.repetition != 1 || draw.presence != 0 || draw.frequency != 0;
   if (penalties) fill_counts();
   cancelled_ = false;
   decoder_ = std::make_unique<Decoder>(*this, complete, penalties, max_tokens);
+  streaming_ = true;
+}
+
+// The buffer grows in powers of two: masks differ in length from token to token.
+void Session::fill_bias(const Bias& bias) {
+  const size_t bytes = bias.ids.size_bytes();
+  if (bias_->bytes < 2 * bytes)
+    bias_ = engine_->device().allocate(2 * std::bit_ceil(bytes), "logit bias");
+  if (bytes == 0) return;
+  std::memcpy(bias_->data, bias.ids.data(), bytes);
+  std::memcpy(bias_->data + bias_->bytes / 2, bias.values.data(), bytes);
 }
 
 // Everything up to the last prefill is prompt, what came after it was generated.
@@ -318,7 +347,29 @@ std::optional<uint32_t> Session::next() {
   return decoder_ ? decoder_->next() : std::nullopt;
 }
 
+void Session::advance() {
+  check_usable();
+  if (!pending_) throw ArgumentError("advance: expected a pending token, found none");
+  check_room(1);
+  end_decoder();
+  consume_pending();
+}
+
+void Session::force(uint32_t token) {
+  check_usable();
+  check_tokens({&token, 1});
+  check_room(pending_.has_value());
+  end_decoder();
+  consume_pending();
+  pending_ = token;
+}
+
 void Session::stop() {
+  streaming_ = false;
+  end_decoder();
+}
+
+void Session::end_decoder() {
   if (!decoder_) return;
   auto decoder = std::move(decoder_);
   decoder->stop();
@@ -331,6 +382,7 @@ void Session::stop() {
 void Session::reset() {
   engine_->check_process();
   decoder_.reset();
+  streaming_ = false;
   kv_ = KvCache(engine_->device(), engine_->kv_shape());
   for (auto& state : states_) std::memset(state->data, 0, state->bytes);
   std::memset(ring_->data, 0, ring_->bytes);
@@ -372,6 +424,7 @@ void Session::restore(const Snapshot& from) {
     throw ContextError("snapshot: " + std::to_string(from.position()) +
                        " tokens, expected at most " + std::to_string(context_));
   decoder_.reset();
+  streaming_ = false;
   kv_ = from.kv;
   parity_ = 0;
   std::memcpy(states_[0]->data, from.state->data, from.state->bytes);

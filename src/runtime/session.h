@@ -15,6 +15,12 @@ namespace lily {
 
 class Decoder;
 
+// Values to add to logits, by token id; -inf bans one. An id may occur several times.
+struct Bias {
+  std::span<const uint32_t> ids;
+  std::span<const float> values;
+};
+
 class Session {
  public:
   Session(std::shared_ptr<Engine>, uint32_t context);
@@ -40,12 +46,17 @@ class Session {
   // float32 [V] after the last token, or nullptr where there are none.
   const float* logits() const;
 
-  // Starts a stream of drawn tokens, ending one that runs. `bias` pairs ids with values to add.
-  void start(const Draw&, std::vector<std::pair<uint32_t, float>> bias, uint32_t max_tokens);
+  // Starts a stream of drawn tokens, ending one that runs.
+  void start(const Draw&, const Bias&, uint32_t max_tokens);
   // The next token, or none after max_tokens, at the end of the context, or when cancelled.
   std::optional<uint32_t> next();
+  // Between two tokens of a stream, which stays open but draws no more until started again:
+  // consumes the pending token by a decode step that leaves logits;
+  void advance();
+  // appends a token as if it had been drawn: consumes the one pending, and is pending then.
+  void force(uint32_t token);
   void stop();  // ends the stream; the last token stays pending
-  bool streaming() const { return decoder_ != nullptr; }
+  bool streaming() const { return streaming_; }
 
   void cancel() { cancelled_ = true; }  // from any thread: ends a running prefill or stream
   bool cancelled() const { return cancelled_; }
@@ -80,6 +91,7 @@ class Session {
   void check_usable();
   void check_tokens(std::span<const uint32_t> tokens) const;
   void check_room(size_t n) const;
+  void check_bias(const Bias&) const;
   void chunked(std::span<const uint32_t> tokens, float* scores, const Poll&);
   Step step_at(uint32_t position, uint32_t rows) const;
   PlanOptions decode_plan(PlanKind kind, uint32_t position, bool penalties) const;
@@ -90,7 +102,9 @@ class Session {
   void take_logits();
   void step(uint32_t token);
   void consume_pending();
+  void end_decoder();
   void fill_counts();
+  void fill_bias(const Bias&);
   void prefilled(uint32_t rows);
   void begin_run();
 
@@ -108,6 +122,7 @@ class Session {
   double device_s_ = 0;
   bool has_logits_ = false;
   bool poisoned_ = false;
+  bool streaming_ = false;  // a stream was started, and only its own calls came since
   std::atomic<bool> cancelled_{false};
   Bindings bindings_;
   std::unique_ptr<Decoder> decoder_;

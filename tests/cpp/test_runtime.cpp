@@ -2,7 +2,9 @@
 // Run under ThreadSanitizer and AddressSanitizer as well.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
+#include <numeric>
 #include <thread>
 
 #include "base/error.h"
@@ -52,6 +54,52 @@ TEST(a_stream_stopped_anywhere_continues_as_if_it_had_not) {
     CHECK(s.position() == 20 + cut - 1 && s.pending() == got.back());
     for (uint32_t token : take(s, 40 - cut)) got.push_back(token);
     CHECK(got == expected);
+  }
+}
+
+// Token by token, with or without a mask that allows all, a stream draws what the pipelined one does;
+// tokens that the caller forces are as if drawn.
+TEST(steps_draw_what_the_pipeline_draws) {
+  const Draw draw{.temperature = 1, .repetition = 1.2f, .presence = 0.5f, .seed = 3};
+  Session whole(engine(), 100);
+  whole.prefill(prompt(20), nullptr);
+  const auto expected = take(whole, 100, draw);
+  CHECK(expected.size() == 81);
+  std::vector<uint32_t> ids(200);
+  std::iota(ids.begin(), ids.end(), 0);
+  const std::vector<float> zeros(200);
+  Session s(engine(), 100);
+  s.prefill(prompt(20), nullptr);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (s.pending()) s.advance();
+    CHECK(s.logits() != nullptr);
+    if (i % 5 == 2) {
+      s.force(expected[i]);
+      continue;
+    }
+    s.start(draw, i % 2 ? Bias{ids, zeros} : Bias{}, i % 3 ? 1 : 9);
+    CHECK(s.next() == expected[i] && s.streaming());
+  }
+  CHECK(s.position() == 100 && s.pending() == expected.back() && s.tokens() == whole.tokens());
+  CHECK(throws<ContextError>([&] { s.advance(); }, "100 + 1 tokens"));
+  CHECK(throws<ContextError>([&] { s.force(3); }, "100 + 1 tokens"));
+  s.stop();
+  CHECK(!s.streaming());
+}
+
+// One token is left of a vocabulary; in the next step another.
+TEST(a_mask_may_ban_all_tokens_but_one) {
+  Session s(engine(), 100);
+  s.prefill(prompt(20), nullptr);
+  for (uint32_t only : {7u, 180u, 0u}) {
+    std::vector<uint32_t> ids;
+    for (uint32_t i = 0; i < 200; ++i)
+      if (i != only) ids.push_back(i);
+    const std::vector<float> ban(ids.size(), -INFINITY);
+    for (const Draw& draw : {Draw{}, Draw{.temperature = 1, .seed = 3}}) {
+      s.start(draw, {ids, ban}, 3);
+      while (auto token = s.next()) CHECK(*token == only);
+    }
   }
 }
 
@@ -192,7 +240,17 @@ TEST(a_refused_call_changes_nothing) {
   const uint32_t wrong[] = {3, 200};
   CHECK(throws<ArgumentError>([&] { s.prefill(wrong, nullptr); }, "tokens[1]: 200"));
   CHECK(throws<ArgumentError>([&] { s.prefill({}, nullptr); }, "at least one"));
-  CHECK(throws<ArgumentError>([&] { s.start({}, {{200, 1.0f}}, 5); }, "expected below 200"));
+  const float less = -1, nan = NAN;
+  CHECK(throws<ArgumentError>([&] { s.start({}, {{wrong + 1, 1}, {&less, 1}}, 5); },
+                              "bias: token 200, expected below 200"));
+  CHECK(throws<ArgumentError>([&] { s.start({}, {wrong, {&less, 1}}, 5); }, "1 values"));
+  CHECK(throws<ArgumentError>([&] { s.start({}, {{wrong, 1}, {&nan, 1}}, 5); }, "NaN for token 3"));
+  std::vector<uint32_t> ids(200);
+  std::iota(ids.begin(), ids.end(), 0);
+  const std::vector<float> ban(200, -INFINITY);
+  CHECK(throws<ArgumentError>([&] { s.start({}, {ids, ban}, 5); }, "bans all"));
+  CHECK(throws<ArgumentError>([&] { s.advance(); }, "a pending token"));
+  CHECK(throws<ArgumentError>([&] { s.force(200); }, "tokens[0]: 200"));
   CHECK(s.position() == 30 && std::equal(before.begin(), before.end(), s.logits()));
   CHECK(take(s, 100).size() == 11);  // ten more positions, and one token that is only drawn
   CHECK(throws<ContextError>([&] { take(s, 1); }, "40 + 1 tokens"));
