@@ -510,10 +510,10 @@ class _Page:
 
     def show(self) -> None:
         """A new copy; later drawings reach all of them."""
+        if self.controls is not None:  # above, where they stay while the text grows
+            _display(self.controls, display_id=f"{self._id}-controls")
         for name, bundle in self._bundles().items():
             self._send(name, bundle, update=False)
-        if self.controls is not None:
-            _display(self.controls, display_id=f"{self._id}-controls")
 
     def draw(self) -> None:
         """What changed, unless the last time was a moment ago."""
