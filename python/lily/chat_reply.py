@@ -131,6 +131,7 @@ class Reply(Pieces[ReplyPiece]):
         *,
         budget: int | None = None,
         constraint: Constraint | None = None,
+        one_call: bool = False,
     ) -> None:
         self.session: Session = generation.session
         self.prompt = generation.prompt
@@ -139,6 +140,7 @@ class Reply(Pieces[ReplyPiece]):
         self._parser = parser
         self._budget = budget
         self._constraint = constraint
+        self._one_call = one_call
         self._thought = 0  # tokens of thinking, the closing tag's included
         self._asked = False
         self._thinking_end: ThinkingEnd | None = None
@@ -155,7 +157,7 @@ class Reply(Pieces[ReplyPiece]):
                 parts += parser.finish()
             self._thought += thinking and piece.token is not None
             yield from _reply_pieces(parts, piece)
-            if parser.stop is not None:
+            if parser.stop is not None or (self._one_call and parser.calls):
                 generation.stop()
             elif parser.in_thinking:
                 self._limit_thinking()
@@ -251,6 +253,7 @@ def open_reply(
     *,
     tools: Sequence[Any] | None,
     tool_choice: Any,
+    parallel_tool_calls: bool,
     thinking: bool | int | None,
     format: Any,
     template: Mapping[str, Any] | None,
@@ -286,7 +289,13 @@ def open_reply(
         prompt, session, sampling, max_tokens=max_tokens, stop=(), **options
     )
     constraint = None if format is None else compile_format(format, model.tokenizer)
-    return Reply(generation, parser, budget=budget, constraint=constraint)
+    return Reply(
+        generation,
+        parser,
+        budget=budget,
+        constraint=constraint,
+        one_call=not parallel_tool_calls,
+    )
 
 
 def _budget(thinking: bool | int | None) -> int | None:

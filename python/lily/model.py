@@ -307,6 +307,7 @@ class Model:
         *,
         tools: Sequence[Any] | None = None,
         tool_choice: Any = None,
+        parallel_tool_calls: bool = True,
         thinking: bool | int | None = None,
         format: Format | None = None,
         max_tokens: int | None = None,
@@ -326,6 +327,8 @@ class Model:
                 usually the user's. `ReplyResult.message()` goes on with it.
             tools: functions that the model may ask for: OpenAI's form, or Python functions.
             tool_choice: "auto", "none", "required", or the name of a tool; None is "auto".
+            parallel_tool_calls: whether one reply may hold several calls; otherwise it ends after
+                the first.
             thinking: whether to think before the answer, or at most how many tokens; None leaves
                 it to the template.
             format: what the answer must be: a JSON schema, "json", `Regex` or `Grammar`. Thinking
@@ -357,6 +360,7 @@ class Model:
             messages,
             tools=tools,
             tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
             thinking=thinking,
             format=format,
             template=template,

@@ -252,15 +252,22 @@ class ReplyParser:
                 break
 
     def _read_block(self) -> Waiting[None]:
+        """What follows `<tool_call>` in the content."""
         said, name = yield from self._read_opening()
         if name:
             tag = yield from self._read_call(name)
             if tag == FUNCTION_END:
-                yield from self._blank_then(CALL_END)
-        elif self._is_cut(FUNCTION):
-            self._at = len(self._buffer)
-        else:
+                _, tag = yield from self._blank_then(CALL_END)
+                if not tag:
+                    self._drop_cut(CALL_END)
+        elif not self._drop_cut(FUNCTION):
             self._say(CALL + said)
+
+    def _drop_cut(self, tag: str) -> bool:
+        """Leave out the beginning of `tag` that the text ends in, if it does."""
+        cut = self._is_cut(tag)
+        self._at = len(self._buffer) if cut else self._at
+        return cut
 
     def _read_opening(self) -> Waiting[tuple[str, str]]:
         """What stands between `<tool_call>` and the call's body, and the function's name if any."""
@@ -288,7 +295,7 @@ class ReplyParser:
         self._add("content", self._content.end(blank=False))
         call = _Call(len(self._begun), name, tool.parameters if tool else None)
         self._begun.append(call)
-        self._add(call, "")
+        self._out.append((call, [""]))  # the name is certain, arguments may take long
         while True:
             text, tag = yield from self._next(_BODY)
             if not text and not tag:
@@ -375,9 +382,9 @@ class ReplyParser:
             self._add("content", self._content.push(text))
 
     def _add(self, to: str | _Call, text: str) -> None:
-        if self._out and self._out[-1][0] == to:
+        if text and self._out and self._out[-1][0] == to:
             self._out[-1][1].append(text)
-        elif text or isinstance(to, _Call):
+        elif text:
             self._out.append((to, [text]))
 
     def _parts(self) -> list[Part]:
