@@ -126,6 +126,7 @@ class Live:
                 self._run()
                 return
             _running.add(self)
+            self.reply.session._turn = self._give_turn
             self._thread = threading.Thread(target=self._run, name="lily-live", daemon=True)
             self._thread.start()
 
@@ -209,6 +210,7 @@ class Live:
         except Exception as error:
             self._error = self._error or error
         finally:
+            self.reply.session._turn = None
             with self._changed:
                 self._done = True
                 self._changed.notify_all()
@@ -238,6 +240,11 @@ class Live:
             with self._changed:  # soon: within a token, or a chunk of the prompt
                 self._changed.wait_for(lambda: self._done)
             raise
+
+    def _give_turn(self) -> None:
+        """Have other threads wait that would use the session: it is one thread's at a time."""
+        if threading.current_thread() not in (self._thread, self._driver):
+            self._wait_until(lambda: self._done)
 
     def _next(self) -> Any:
         if threading.current_thread() is self._driver and not self._done:

@@ -19,7 +19,8 @@ import os, signal, threading
 import lily
 from lily.notebook import show
 model = lily.Model.load({str(ROOT / "examples/demo_model/checkpoint")!r})
-endless = {{"logit_bias": {{id: -100 for id in model.stop_ids}}, "max_tokens": 20_000}}
+going = {{id: -100 for id in model.stop_ids}}
+endless = {{"logit_bias": going, "max_tokens": 20_000}}
 """
 
 
@@ -98,6 +99,16 @@ def test_an_interrupt_of_the_kernel_stops_what_a_cell_waits_for(notebook: Notebo
     outputs = notebook.run(cell)
     assert printed(outputs) == "interrupted cancelled\n"
     assert "end: cancelled" in shown(outputs)
+
+
+def test_a_session_waits_for_the_reply_that_is_shown_in_it(notebook: Notebook) -> None:
+    notebook.run(
+        "session = model.session()\n"
+        "text = session.generate('It was a', max_tokens=100, temperature=0, logit_bias=going)\n"
+        "text"
+    )
+    cell = "print(session.position, text.finish_reason, len(text.result().tokens))"
+    assert printed(notebook.run(cell)) == "102 length 100\n"
 
 
 def test_a_model_says_what_it_is(notebook: Notebook) -> None:

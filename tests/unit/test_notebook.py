@@ -29,6 +29,7 @@ class PretendReply(Pieces[Any]):
     def __init__(self, pieces: list[Any], *, thinks: bool = False) -> None:
         self._parser = SimpleNamespace(in_thinking=thinks, reasoning="", content="")
         self._generation = SimpleNamespace(_progress=None)
+        self.session: Any = SimpleNamespace(_turn=None)
         self.finish_reason: str | None = None
         self.calls: list[Any] = []
         self.asked = False
