@@ -67,6 +67,7 @@ class Live:
         self.button: Any = None
         self.thinking_button: Any = None
         self._state = State.of(reply)
+        self._cell: int | None = None  # that showed it last
         self._page: _Page | None = None
         self._ready: deque[Any] = deque()  # drawn, and not yet taken by an iteration
         self._changed = threading.Condition()
@@ -104,7 +105,9 @@ class Live:
             self.reply.stop_thinking()
 
     def _ipython_display_(self) -> None:
-        """Nothing: `show`, whose value this is, has shown it."""
+        """Shows it, unless this is the cell in which `show` has just done so."""
+        if _cell(_kernel_shell()) != self._cell:
+            self._appear()
 
     def __repr__(self) -> str:
         return f"Live({'done' if self._done else 'running'}: {self.reply!r})"
@@ -113,6 +116,7 @@ class Live:
 
     def _appear(self) -> None:
         shell = _kernel_shell()
+        self._cell = _cell(shell)
         if shell is None:
             self._print()
             return
@@ -292,6 +296,11 @@ def _kernel_shell() -> Any:
     module = sys.modules.get("IPython")
     shell = None if module is None else module.get_ipython()
     return shell if hasattr(shell, "kernel") else None
+
+
+def _cell(shell: Any) -> int:
+    """Number of the cell that runs."""
+    return getattr(shell, "execution_count", 0)
 
 
 # What is shown

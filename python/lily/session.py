@@ -124,8 +124,8 @@ class Session:
         self._snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()
 
     def _live(self) -> _core.Session:
-        if self._turn is not None:
-            self._turn()
+        if (wait := self._turn) is not None:
+            wait()
         return self._open()
 
     def _open(self) -> _core.Session:
