@@ -154,7 +154,7 @@ class Reply(Pieces[ReplyPiece]):
             thinking = parser.in_thinking
             parts = parser.push(piece.text)
             if piece.token is None:
-                parts += parser.finish()
+                parts += parser.finish(cut=generation.finish_reason != "stop")
             self._thought += thinking and piece.token is not None
             yield from _reply_pieces(parts, piece)
             if parser.stop is not None or (self._one_call and parser.calls):

@@ -223,7 +223,7 @@ class Generation(Pieces[Piece]):
     @property
     def finish_reason(self) -> FinishReason | None:
         """Why it ended; None while it runs."""
-        return self._finish_reason
+        return self._finish_reason or (self._stream.finish_reason if self._stream else None)
 
     def text(self) -> str:
         """The whole text; runs to the end if need be."""

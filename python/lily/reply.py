@@ -103,7 +103,7 @@ class ReplyParser:
       before its name is complete leaves no trace.
     - Calls in the reasoning are reasoning, with one exception: if the text ends there, and its end
       is nothing but complete calls of functions in `tools`, they count, since the model then left
-      out `</think>`. They come with `finish`.
+      out `</think>`. They come with `finish`, unless the text was cut there.
     - Stop strings count in content only. After one the reply is over.
 
     Args:
@@ -131,7 +131,7 @@ class ReplyParser:
         self._calls: list[ToolCall] = []
         self._out: list[tuple[str | _Call, list[str]]] = []
         self._buffer, self._at = "", 0  # unread text begins at _at
-        self._ended = False
+        self._ended = self._cut = False
         self._reader = self._read()
 
     @property
@@ -170,10 +170,14 @@ class ReplyParser:
         next(self._reader, None)
         return self._parts()
 
-    def finish(self) -> list[Part]:
-        """End the text and give what was held back; half a tag is text."""
+    def finish(self, *, cut: bool = False) -> list[Part]:
+        """End the text and give what was held back; half a tag is text.
+
+        Args:
+            cut: the model had not ended: a call in the reasoning is then a draft.
+        """
         if not self._ended:
-            self._ended = True
+            self._ended, self._cut = True, cut
             next(self._reader, None)
             self._add("reasoning", self._reasoning.end())
             self._add("content", self._content.end(blank=not self._begun))
@@ -224,7 +228,8 @@ class ReplyParser:
             if tag == CALL_END:
                 blank, tag = yield from self._blank_then(CALL)
                 held += [CALL_END, blank, tag]
-                if not tag and self._is_cut("") and self._forgot_to_close("".join(held)):
+                whole = not tag and self._is_cut("") and not self._cut
+                if whole and self._forgot_to_close("".join(held)):
                     self._end_thinking()
                     self._buffer, self._at = "".join(held), 0
                     return

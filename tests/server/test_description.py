@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
 
+import lily
 from server.running import running
-from server.scripted import ScriptedModel, piece
+from server.test_openai_client import MODEL
 
 GETS = ["/v1/models", "/v1/models/{name}", "/health", "/metrics"]
 POSTS = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/apply-template"]
@@ -25,7 +26,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def schema() -> Iterator[Any]:
-    with running(ScriptedModel([piece("ok")])) as server:
+    with lily.Model.load(MODEL, context=64) as model, running(model) as server:
         yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
 
 

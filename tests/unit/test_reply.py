@@ -241,6 +241,13 @@ def test_calls_that_end_unclosed_thinking_count() -> None:
         assert [(c.name, c.arguments) for c in got.calls] == [("f", {"i": 5}), ("now", {})]
 
 
+def test_a_call_that_the_cap_cuts_off_within_thinking_is_a_draft() -> None:
+    parser = ReplyParser(thinking=True, tools=TOOLS)
+    parts = [*parser.push(f"I will look.\n\n{call(('i', '5'))}"), *parser.finish(cut=True)]
+    assert parser.calls == ()
+    assert "".join(part.reasoning for part in parts).startswith("I will look.\n\n<tool_call>")
+
+
 # Calls
 
 
