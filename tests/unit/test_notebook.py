@@ -12,7 +12,7 @@ import pytest
 from lily import notebook
 from lily.asynchronous import Pieces
 from lily.generation import Timings, Usage
-from lily.notebook import Live, State, show
+from lily.notebook import State, show
 
 
 def piece(reasoning: str = "", content: str = "", call: Any = None, token: int | None = 1) -> Any:
@@ -29,6 +29,7 @@ class PretendReply(Pieces[Any]):
     def __init__(self, pieces: list[Any], *, thinks: bool = False) -> None:
         self._parser = SimpleNamespace(in_thinking=thinks, reasoning="", content="")
         self._generation = SimpleNamespace(_progress=None)
+        self.session: Any = SimpleNamespace(_turn=None)
         self.finish_reason: str | None = None
         self.calls: list[Any] = []
         self.asked = False
@@ -322,7 +323,15 @@ def test_ctrl_c_where_it_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reply.result().content == "The *answer*"
 
 
-def test_a_live_that_is_a_cell_s_last_line_is_not_shown_again(page: Page) -> None:
-    live = Live(PretendReply(WHOLE))
+def test_a_handle_that_is_a_cell_s_last_line_is_not_shown_twice(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = SimpleNamespace(execution_count=1)
+    monkeypatch.setattr(notebook, "_kernel_shell", lambda: shell)
+    live = show(PretendReply(WHOLE)).wait()
+    page.sent.clear()
     live._ipython_display_()
     assert not page.sent
+    shell.execution_count = 2
+    live._ipython_display_()
+    assert len(page.sent) == 2
