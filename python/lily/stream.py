@@ -5,9 +5,11 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from lily.errors import Error
 from lily.sampling import Sampling
 from lily.stops import StopStrings
 
@@ -67,7 +69,6 @@ class Stream:
         self.first_token_at = self.last_token_at = 0.0
         greedy = sampling.is_greedy
         banned = sampling.banned_ids
-        self._number = session.streams + 1
         session._live().start(
             temperature=0.0 if greedy else sampling.temperature,
             top_k=min(sampling.top_k, 0xFFFFFFFF),
@@ -80,7 +81,9 @@ class Stream:
             bias=[(i, float("-inf") if i in banned else b) for i, b in sampling.logit_bias.items()],
             max_tokens=0xFFFFFFFF if max_tokens is None else min(max_tokens, 0xFFFFFFFF),
         )
-        session.streams = self._number
+        # Only a stream that began has a number: one that was refused must end no other.
+        session.streams += 1
+        self._number = session.streams
 
     @property
     def stop(self) -> str | None:
@@ -141,5 +144,7 @@ class Stream:
         self.close()
 
     def __del__(self) -> None:
+        # A step that failed in flight cost the session its state: the session will say so.
         if hasattr(self, "_number"):
-            self.close()
+            with suppress(Error):
+                self.close()
