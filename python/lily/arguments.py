@@ -22,6 +22,21 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}\nhint: {self.prog} --help")
 
 
+class _IntermixedParser(_Parser):
+    """Takes its positional arguments wherever they stand, also one behind the options."""
+
+    _within = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self._within:  # each of the two passes comes back here
+            return super().parse_known_args(args, namespace)
+        self._within = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._within = False
+
+
 def build_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     """The parser; the chosen command's function is `run` of its result."""
     from lily import __version__
@@ -32,7 +47,7 @@ def build_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"lily {__version__}")
-    added = parser.add_subparsers(metavar="COMMAND", required=True)
+    added = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_IntermixedParser)
 
     def command(name: str, text: str, model: bool = True) -> _Parser:
         sub: _Parser = added.add_parser(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, Self, TypeVar
 
@@ -46,10 +46,11 @@ class Pieces(ABC, Generic[P]):
     does. One thread or task iterates at a time.
     """
 
+    _run: Iterator[P]
     _thread: ThreadPoolExecutor | None = None
 
-    @abstractmethod
-    def __next__(self) -> P: ...
+    def __next__(self) -> P:
+        return next(self._run)
 
     @abstractmethod
     def cancel(self) -> None:
@@ -67,6 +68,11 @@ class Pieces(ABC, Generic[P]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _ipython_display_(self) -> None:
+        from lily.notebook import show
+
+        show(self)  # type: ignore[arg-type]
 
     def __aiter__(self) -> Self:
         return self

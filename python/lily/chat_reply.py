@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from lily.asynchronous import Pieces
-from lily.generation import Generation, Timings, Usage
+from lily.generation import Generation, Timings, Usage, how_it_went, shorten
 from lily.grammar import Constraint, compile_format, tool_call_grammar
 from lily.reply import CALL, THINK, THINK_END, Part, ReplyParser, ToolCall, ToolCallPiece
 from lily.sampling import BAN, Sampling
@@ -101,6 +101,16 @@ class ReplyResult:
     def __str__(self) -> str:
         return self.content
 
+    def __repr__(self) -> str:
+        calls = "".join(f", calls {call.name}" for call in self.tool_calls)
+        thought = f", {self.usage.reasoning} for thinking" if self.reasoning else ""
+        return f"ReplyResult({shorten(self.content)}{calls}, {how_it_went(self)}{thought})"
+
+    def _repr_html_(self) -> str:
+        from lily.notebook import result_html
+
+        return result_html(self)
+
 
 class Reply(Pieces[ReplyPiece]):
     """Iterator over the pieces of a reply, for `for` and `async for`; also has `text()` and
@@ -144,7 +154,7 @@ class Reply(Pieces[ReplyPiece]):
             thinking = parser.in_thinking
             parts = parser.push(piece.text)
             if piece.token is None:
-                parts += parser.finish()
+                parts += parser.finish(cut=generation.finish_reason != "stop")
             self._thought += thinking and piece.token is not None
             yield from _reply_pieces(parts, piece)
             if parser.stop is not None or (self._one_call and parser.calls):
@@ -173,9 +183,6 @@ class Reply(Pieces[ReplyPiece]):
 
     def _force(self, text: str) -> None:
         self._generation.force(self.session.model.encode(text, special=True))
-
-    def __next__(self) -> ReplyPiece:
-        return next(self._run)
 
     @property
     def finish_reason(self) -> ReplyEnd | None:
@@ -225,8 +232,9 @@ class Reply(Pieces[ReplyPiece]):
         return await self._await(self.result)
 
     def __repr__(self) -> str:
-        state = self.finish_reason or "running"
-        return f"Reply({len(self.prompt)} prompt tokens, {state}: {self._parser.content[:60]!r})"
+        state = self.finish_reason or ("thinking" if self._parser.in_thinking else "running")
+        text = shorten(self._parser.content)
+        return f"Reply({len(self.prompt)} prompt tokens, {state}: {text})"
 
 
 def _reply_pieces(parts: list[Part], piece: Piece) -> Iterator[ReplyPiece]:

@@ -233,7 +233,12 @@ def _fields(hint: Any) -> dict[str, tuple[Any, bool]] | None:
     """Type and necessity of each field of a dataclass or TypedDict; None for other types."""
     if typing.is_typeddict(hint):
         hints = typing.get_type_hints(hint, include_extras=True)
-        return {name: (kind, name in hint.__required_keys__) for name, kind in hints.items()}
+        # __required_keys__ does not see these two in annotations that are text.
+        told = {Required: True, NotRequired: False}
+        return {
+            name: (kind, told.get(get_origin(kind), name in hint.__required_keys__))
+            for name, kind in hints.items()
+        }
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         hints = typing.get_type_hints(hint, include_extras=True)
         none = dataclasses.MISSING

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lily.asynchronous import Pieces
 from lily.errors import Cancelled, DeviceError
@@ -81,6 +81,29 @@ class Result:
     usage: Usage
     timings: Timings
     logprobs: tuple[TokenLogprob, ...] | None = None
+
+    def __repr__(self) -> str:
+        return f"Result({shorten(self.text)}, {how_it_went(self)})"
+
+    def _repr_html_(self) -> str:
+        from lily.notebook import result_html
+
+        return result_html(self)
+
+
+def shorten(text: str, most: int = 60) -> str:
+    """As a Python string, cut to be read at a glance."""
+    return repr(text if len(text) <= most else text[: most - 1] + "…")
+
+
+def how_it_went(result: Any) -> str:
+    """End, counts and speed of a `Result` or `ReplyResult`, for its `repr`."""
+    usage, speed = result.usage, result.timings.decode_tok_s
+    stop = f" at {result.stop!r}" if result.stop is not None else ""
+    return (
+        f"{result.finish_reason}{stop}, {usage.prompt} prompt tokens ({usage.reused} reused),"
+        f" {usage.generated} generated" + (f" at {speed:.1f} tok/s" if speed else "")
+    )
 
 
 class Generation(Pieces[Piece]):
@@ -156,7 +179,9 @@ class Generation(Pieces[Piece]):
                 constraint=self._constraint,
                 logprobs=self._logprobs,
             )
-            yield from self._stream
+            for piece in self._stream:
+                self._pieces.append(piece.text)
+                yield piece
             self._finish_reason = self._finish_reason or self._stream.finish_reason
         finally:
             if self._stream is not None:
@@ -195,15 +220,10 @@ class Generation(Pieces[Piece]):
         progress, n = self._progress, len(self.prompt)
         return progress and (lambda done, _: progress(begin + done, n))
 
-    def __next__(self) -> Piece:
-        piece = next(self._run)
-        self._pieces.append(piece.text)
-        return piece
-
     @property
     def finish_reason(self) -> FinishReason | None:
         """Why it ended; None while it runs."""
-        return self._finish_reason
+        return self._finish_reason or (self._stream.finish_reason if self._stream else None)
 
     def text(self) -> str:
         """The whole text; runs to the end if need be."""
@@ -245,6 +265,11 @@ class Generation(Pieces[Piece]):
     async def aresult(self) -> Result:
         """As `result`, without blocking the loop."""
         return await self._await(self.result)
+
+    def __repr__(self) -> str:
+        state = self.finish_reason or ("running" if self._started_at else "not begun")
+        text = "".join(self._pieces)
+        return f"Generation({len(self.prompt)} prompt tokens, {state}: {shorten(text)})"
 
     def stop(self) -> None:
         """End the text here: it is complete."""

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lily.errors import Error
+from lily.tool_arguments import resolve, schema_types
 
 if TYPE_CHECKING:
     import llguidance
@@ -161,7 +162,7 @@ class _Matcher:
 
     @property
     def finished(self) -> bool:
-        return self._matcher.is_stopped()
+        return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def allowed(self) -> NDArray[np.uint32]:
         mask = self._matcher.compute_bitmask()
@@ -255,8 +256,10 @@ def _function_rules(name: str, function: Mapping[str, Any], where: str) -> list[
         raise ValueError(f"{where}.name: {spelled!r}, expected a name")
     schema = function.get("parameters") or {}
     required = schema.get("required") or ()
+    properties = dict(schema.get("properties") or {})
+    properties |= {key: None for key in required if key not in properties}
     parts, rules = [_literal(f"<function={spelled}>\n")], []
-    for i, (key, value) in enumerate((schema.get("properties") or {}).items()):
+    for i, (key, value) in enumerate(properties.items()):
         rule = f"{name}_{i}"
         parts.append(rule if key in required else f"{rule}?")
         rules.append(f"{rule}: {_literal(f'<parameter={key}>' + chr(10))} {_value(value, schema)}")
@@ -266,51 +269,22 @@ def _function_rules(name: str, function: Mapping[str, Any], where: str) -> list[
 def _value(schema: Any, root: Mapping[str, Any]) -> str:
     """A parameter's value with the tag that closes it."""
     closed = _literal("\n</parameter>\n")
-    schema = _resolved(schema, root)
+    if isinstance(schema, Mapping) and isinstance(ref := schema.get("$ref"), str):
+        schema = resolve(ref, root)
+    types = schema_types(schema, root)
     if not isinstance(schema, Mapping):
         return "text"
     choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if choices:
         spelled = (c if isinstance(c, str) else json.dumps(c) for c in choices)
         return f"({' | '.join(map(_literal, spelled))}) {closed}"
-    if _may_be_text(schema, root):
+    if "string" in types:
         return "text"
-    whole = {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}
+    whole = {"type": sorted(types), **schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}
     for definitions in ("$defs", "definitions"):
         if definitions in root and "$ref" in json.dumps(schema):
             whole.setdefault(definitions, root[definitions])
     return f"%json {json.dumps(whole)} {closed}"
-
-
-def _may_be_text(schema: Mapping[str, Any], root: Mapping[str, Any]) -> bool:
-    """Whether a value may be a string, which stands without quotes."""
-    for union in ("anyOf", "oneOf"):
-        if union in schema:
-            options = (_resolved(option, root) for option in schema[union])
-            return any(not isinstance(o, Mapping) or _may_be_text(o, root) for o in options)
-    if "enum" in schema:
-        return any(isinstance(choice, str) for choice in schema["enum"])
-    if "const" in schema:
-        return isinstance(schema["const"], str)
-    kind = schema.get("type", "string")
-    return kind == "string" or (not isinstance(kind, str) and "string" in kind)
-
-
-def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """What a `$ref` into the same document stands for."""
-    seen = set[str]()
-    while isinstance(schema, Mapping) and isinstance(ref := schema.get("$ref"), str):
-        if ref in seen or not ref.startswith("#/"):
-            break
-        seen.add(ref)
-        target: Any = root
-        for part in ref[2:].split("/"):
-            part = part.replace("~1", "/").replace("~0", "~")
-            if not isinstance(target, Mapping) or part not in target:
-                return schema
-            target = target[part]
-        schema = target
-    return schema
 
 
 def _literal(text: str) -> str:

@@ -544,6 +544,8 @@ class Model:
     def __repr__(self) -> str:
         state = "" if self._engine else ", closed"
         return (
-            f"Model({self.info.source!r}, {self.info.n_parameters / 1e9:.2f} B parameters,"
-            f" {self.info.device}{state})"
+            f"Model({self.info.source!r}, {self.info._size} parameters, {self.info.device}{state})"
         )
+
+    def _repr_html_(self) -> str:
+        return self.info._repr_html_()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lily.config import Config
 from lily.loading import Kv, Precision
-from lily.memory import MemoryPlan
+from lily.memory import MemoryPlan, in_columns
 from lily.sampling import Sampling
 
 
@@ -50,20 +50,39 @@ class ModelInfo:
     ablated: tuple[str, ...] = ()
     weights_id: str = ""
 
-    def __str__(self) -> str:
+    def _rows(self) -> list[tuple[str, str]]:
         c = self.config
         n_full = c.layer_types.count("full_attention")
-        return "\n".join(
-            [
-                f"model               {self.source}"
-                + (f" @ {self.revision}" if self.revision else ""),
-                f"form                {self.form}, {self.n_parameters / 1e9:.2f} B parameters",
-                f"layers              {c.num_hidden_layers}:"
-                f" {c.num_hidden_layers - n_full} delta net, {n_full} attention",
-                f"experts             {c.num_experts_per_tok} of {c.num_experts}, and a shared one",
-                f"device              {self.device}",
-                f"precision           {self.precision}, kv cache {self.kv}",
-                f"context             {self.context:,} tokens",
-                str(self.memory),
-            ]
+        return [
+            ("model", self.source + (f" @ {self.revision}" if self.revision else "")),
+            ("form", f"{self.form}, {self._size} parameters"),
+            (
+                "layers",
+                f"{c.num_hidden_layers}: {c.num_hidden_layers - n_full} delta net,"
+                f" {n_full} attention",
+            ),
+            ("experts", f"{c.num_experts_per_tok} of {c.num_experts}, and a shared one"),
+            ("device", self.device),
+            ("precision", f"{self.precision}, kv cache {self.kv}"),
+            ("context", f"{self.context:,} tokens"),
+            *self.memory._rows(),
+        ]
+
+    @property
+    def _size(self) -> str:
+        n = self.n_parameters
+        return f"{n / 1e9:.2f} B" if n >= 1e9 else f"{n / 1e6:.2f} M"
+
+    def __str__(self) -> str:
+        return in_columns(self._rows())
+
+    def __repr__(self) -> str:
+        return (
+            f"ModelInfo({self.source!r}, {self.form}, {self._size} parameters,"
+            f" {self.device}, {self.precision}, context {self.context:,})"
         )
+
+    def _repr_html_(self) -> str:
+        from lily.notebook import table_html
+
+        return table_html(self._rows())

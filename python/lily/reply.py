@@ -103,7 +103,7 @@ class ReplyParser:
       before its name is complete leaves no trace.
     - Calls in the reasoning are reasoning, with one exception: if the text ends there, and its end
       is nothing but complete calls of functions in `tools`, they count, since the model then left
-      out `</think>`. They come with `finish`.
+      out `</think>`. They come with `finish`, unless the text was cut there.
     - Stop strings count in content only. After one the reply is over.
 
     Args:
@@ -131,7 +131,7 @@ class ReplyParser:
         self._calls: list[ToolCall] = []
         self._out: list[tuple[str | _Call, list[str]]] = []
         self._buffer, self._at = "", 0  # unread text begins at _at
-        self._ended = False
+        self._ended = self._cut = False
         self._reader = self._read()
 
     @property
@@ -170,10 +170,14 @@ class ReplyParser:
         next(self._reader, None)
         return self._parts()
 
-    def finish(self) -> list[Part]:
-        """End the text and give what was held back; half a tag is text."""
+    def finish(self, *, cut: bool = False) -> list[Part]:
+        """End the text and give what was held back; half a tag is text.
+
+        Args:
+            cut: the model had not ended: a call in the reasoning is then a draft.
+        """
         if not self._ended:
-            self._ended = True
+            self._ended, self._cut = True, cut
             next(self._reader, None)
             self._add("reasoning", self._reasoning.end())
             self._add("content", self._content.end(blank=not self._begun))
@@ -224,7 +228,8 @@ class ReplyParser:
             if tag == CALL_END:
                 blank, tag = yield from self._blank_then(CALL)
                 held += [CALL_END, blank, tag]
-                if not tag and self._is_cut("") and self._forgot_to_close("".join(held)):
+                whole = not tag and self._is_cut("") and not self._cut
+                if whole and self._forgot_to_close("".join(held)):
                     self._end_thinking()
                     self._buffer, self._at = "".join(held), 0
                     return
@@ -252,15 +257,22 @@ class ReplyParser:
                 break
 
     def _read_block(self) -> Waiting[None]:
+        """What follows `<tool_call>` in the content."""
         said, name = yield from self._read_opening()
         if name:
             tag = yield from self._read_call(name)
             if tag == FUNCTION_END:
-                yield from self._blank_then(CALL_END)
-        elif self._is_cut(FUNCTION):
-            self._at = len(self._buffer)
-        else:
+                _, tag = yield from self._blank_then(CALL_END)
+                if not tag:
+                    self._drop_cut(CALL_END)
+        elif not self._drop_cut(FUNCTION):
             self._say(CALL + said)
+
+    def _drop_cut(self, tag: str) -> bool:
+        """Leave out the beginning of `tag` that the text ends in, if it does."""
+        cut = self._is_cut(tag)
+        self._at = len(self._buffer) if cut else self._at
+        return cut
 
     def _read_opening(self) -> Waiting[tuple[str, str]]:
         """What stands between `<tool_call>` and the call's body, and the function's name if any."""
@@ -288,7 +300,7 @@ class ReplyParser:
         self._add("content", self._content.end(blank=False))
         call = _Call(len(self._begun), name, tool.parameters if tool else None)
         self._begun.append(call)
-        self._add(call, "")
+        self._out.append((call, [""]))  # the name is certain, arguments may take long
         while True:
             text, tag = yield from self._next(_BODY)
             if not text and not tag:
@@ -375,9 +387,9 @@ class ReplyParser:
             self._add("content", self._content.push(text))
 
     def _add(self, to: str | _Call, text: str) -> None:
-        if self._out and self._out[-1][0] == to:
+        if text and self._out and self._out[-1][0] == to:
             self._out[-1][1].append(text)
-        elif text or isinstance(to, _Call):
+        elif text:
             self._out.append((to, [text]))
 
     def _parts(self) -> list[Part]:

@@ -111,8 +111,8 @@ def keep_points(
     starts = model._turn_starts(prompt)
     turn = starts[-1] if starts else 0
     points = {turn} if holds else set()
-    size = core.snapshot_bytes
-    if stores and model._store.accepts(size + core.kv_bytes):
+    size = core.snapshot_bytes(0)
+    if stores and model._store.accepts(core.snapshot_bytes(n)):
         points.add(turn)
         points |= {n - 1} if not starts else {starts[min(1, len(starts) - 1)]}
         points |= set(range(0, n, model._store.spacing(n, size)))
@@ -127,7 +127,7 @@ def keep(session: Session, *, store: bool = True, holds: bool = False) -> None:
         holds: in the session, in place of the one held before.
     """
     core, kept = session._live(), session.model._store
-    store = store and kept.accepts(core.snapshot_bytes + core.kv_bytes)
+    store = store and kept.accepts(core.snapshot_bytes(core.position))
     if not (store or holds):
         return
     try:

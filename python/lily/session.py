@@ -401,4 +401,5 @@ class Session:
     def __repr__(self) -> str:
         if self._core is None:
             return "Session(closed)"
-        return f"Session(position={self.position}, context={self.context})"
+        pending = "" if self.pending is None else f", pending={self.pending}"
+        return f"Session(position={self.position}, context={self.context}{pending})"

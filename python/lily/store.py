@@ -27,7 +27,8 @@ class ReuseStats:
 
     Attributes:
         entries: snapshots that are kept.
-        bytes: their memory; KV memory that several share counts once.
+        bytes: their memory. KV memory that several share counts once; while a session uses it,
+            it is the session's.
         budget: most bytes that may be kept.
         hits, misses: prompts that began with a snapshot's text, and those that did not.
         reused_tokens: tokens that need not be computed again, over all hits.
@@ -47,6 +48,18 @@ class ReuseStats:
             f"ReuseStats({self.entries} snapshots, {self.bytes / 1e6:.1f} of"
             f" {self.budget / 1e6:.1f} MB, {self.hits} hits, {self.misses} misses,"
             f" {self.reused_tokens:,} tokens reused, {self.evictions} evictions)"
+        )
+
+    def _repr_html_(self) -> str:
+        from lily.notebook import table_html
+
+        return table_html(
+            [
+                ("kept", f"{self.entries} snapshots, {self.evictions} have made room"),
+                ("memory", f"{self.bytes / 1e6:.1f} of {self.budget / 1e6:.1f} MB"),
+                ("prompts that went on", f"{self.hits} of {self.hits + self.misses}"),
+                ("tokens not computed again", f"{self.reused_tokens:,}"),
+            ]
         )
 
 
@@ -69,8 +82,8 @@ class _Memory:
 class SnapshotStore:
     """Snapshots by the tokens that they have consumed. Any thread may use it.
 
-    A snapshot owns its recurrent state. KV memory is shared with whoever has the same history, and
-    counted whole, once. What was not used for longest goes first.
+    A snapshot owns its recurrent state. KV memory is shared with whoever has the same history: it
+    counts whole, once, as soon as nobody outside uses it. What was not used for longest goes first.
 
     Args:
         budget: most bytes to keep; 0 keeps nothing.
@@ -82,7 +95,7 @@ class SnapshotStore:
         self._memories: dict[int, _Memory] = {}
         self._lengths: dict[int, int] = {}  # position → entries
         self._fresh: set[int] = set()  # memories that entries have joined since settle()
-        self._bytes = 0
+        self._own_bytes = 0  # of all but KV memory
         self._hits = self._misses = self._reused = self._evictions = 0
         self._lock = threading.RLock()
         self._busy = False
@@ -102,7 +115,7 @@ class SnapshotStore:
                 self._busy = False
 
     def accepts(self, nbytes: int) -> bool:
-        """Whether a snapshot of so many bytes, KV memory included, can be kept at all."""
+        """Whether a snapshot of so many bytes, KV rows included, can be kept at all."""
         return nbytes <= self.budget
 
     def spacing(self, n_tokens: int, nbytes: int) -> int:
@@ -114,7 +127,7 @@ class SnapshotStore:
     def put(self, snapshot: _core.Snapshot) -> None:
         """Keep a snapshot. One that prefill made replaces one of the same tokens that decode
         steps made."""
-        if snapshot.position == 0 or not self.accepts(snapshot.nbytes + snapshot.kv_bytes):
+        if snapshot.position == 0 or not self.accepts(snapshot.nbytes + snapshot.kv_bytes_trimmed):
             return
         key = (snapshot.position, _digest(snapshot.token_bytes))
         with self._turn() as free:
@@ -128,7 +141,7 @@ class SnapshotStore:
                 self._remove(key)
             self._add(key, snapshot)
             self._fresh.add(snapshot.kv_identity)
-            self._evict()
+            self._fit()
 
     def find(self, tokens: bytes, *, exact: bool = False) -> _core.Snapshot | None:
         """The snapshot with the longest text that `tokens` (uint32) begins with.
@@ -176,36 +189,55 @@ class SnapshotStore:
         with self._turn() as free:
             if not free:
                 return
-            for memory in self._fresh & self._memories.keys():
+            for memory in self._fresh:
+                if memory not in self._memories:
+                    continue
                 longest = self._longest(memory)
                 for key, entry in list(self._entries.items()):
                     if entry.memory != memory and entry.snapshot.precedes(longest):
                         self._replace(key, entry.snapshot.sharing(longest))
             self._fresh.clear()
-            try:
-                for memory in list(self._memories):
-                    self._trim(memory)
-            except DeviceError:
-                pass  # no room to copy: the memory stays as large as it is
-            self._evict()
+            self._trim()
+            self._fit()
+
+    def _fit(self) -> None:
+        """Come back to within the budget."""
+        if self._bytes() > self.budget:
+            self._trim()
+        while self._bytes() > self.budget:
+            self._remove(next(iter(self._entries)))
+            self._evictions += 1
+
+    def _bytes(self) -> int:
+        idle = (m for m in self._memories.values() if not self._in_use(m))
+        return self._own_bytes + sum(m.bytes for m in idle)
+
+    def _in_use(self, memory: _Memory) -> bool:
+        """Whether others than the store's entries hold it: a session, or a caller's snapshots."""
+        some = self._entries[next(iter(memory.keys))].snapshot
+        return some.kv_owners > len(memory.keys)
 
     def _longest(self, memory: int) -> _core.Snapshot:
         keys = self._memories[memory].keys
         return self._entries[max(keys, key=lambda key: key[0])].snapshot
 
-    def _trim(self, memory: int) -> None:
-        longest, keys = self._longest(memory), list(self._memories[memory].keys)
-        if longest.kv_bytes <= 2 * longest.kv_bytes_trimmed or longest.kv_owners > len(keys):
-            return  # little to gain, or a session goes on writing there
-        short = longest.trimmed()
-        for key in keys:
-            self._replace(key, self._entries[key].snapshot.sharing(short))
+    def _trim(self) -> None:
+        for name, memory in list(self._memories.items()):
+            longest = self._longest(name)
+            if memory.bytes <= 2 * longest.kv_bytes_trimmed or self._in_use(memory):
+                continue
+            try:
+                short = longest.trimmed()
+            except DeviceError:
+                return  # no room to copy: the rest stays as large as it is
+            for key in list(memory.keys):
+                self._replace(key, self._entries[key].snapshot.sharing(short))
 
     def stats(self) -> ReuseStats:
         with self._lock:
             return ReuseStats(
                 entries=len(self._entries),
-                bytes=self._bytes,
+                bytes=self._bytes(),
                 budget=self.budget,
                 hits=self._hits,
                 misses=self._misses,
@@ -220,11 +252,6 @@ class SnapshotStore:
             for key in list(self._entries):
                 self._remove(key)
 
-    def _evict(self) -> None:
-        while self._bytes > self.budget:
-            self._remove(next(iter(self._entries)))
-            self._evictions += 1
-
     def _add(self, key: Key, snapshot: _core.Snapshot) -> None:
         entry = _Entry(
             snapshot, snapshot.position, snapshot.exact, snapshot.nbytes, snapshot.kv_identity
@@ -232,13 +259,12 @@ class SnapshotStore:
         self._entries[key] = entry
         self._join(key, entry)
         self._lengths[entry.position] = self._lengths.get(entry.position, 0) + 1
-        self._bytes += entry.bytes
+        self._own_bytes += entry.bytes
 
     def _join(self, key: Key, entry: _Entry) -> None:
         memory = self._memories.get(entry.memory)
         if memory is None:
             memory = self._memories[entry.memory] = _Memory(entry.snapshot.kv_bytes)
-            self._bytes += memory.bytes
         memory.keys.add(key)
 
     def _leave(self, key: Key, entry: _Entry) -> None:
@@ -246,7 +272,6 @@ class SnapshotStore:
         memory.keys.discard(key)
         if not memory.keys:
             del self._memories[entry.memory]
-            self._bytes -= memory.bytes
 
     def _replace(self, key: Key, snapshot: _core.Snapshot) -> None:
         """Put the same state with other KV memory in an entry's place."""
@@ -259,7 +284,7 @@ class SnapshotStore:
     def _remove(self, key: Key) -> None:
         entry = self._entries.pop(key)
         self._leave(key, entry)
-        self._bytes -= entry.bytes
+        self._own_bytes -= entry.bytes
         self._lengths[entry.position] -= 1
         if not self._lengths[entry.position]:
             del self._lengths[entry.position]

@@ -252,6 +252,10 @@ class Stream:
             if self._is_running():
                 self._session._live().stop()
 
+    def __repr__(self) -> str:
+        state = self.finish_reason or "running"
+        return f"Stream({len(self.tokens)} tokens, {state}, seed={self.seed})"
+
     def __enter__(self) -> Stream:
         return self
 

@@ -24,18 +24,20 @@ WORDS: dict[str, dict[str, Any]] = {
 def argument_types(schema: Mapping[str, Any], key: str) -> frozenset[str]:
     """JSON types that the argument `key` may have by a tool's parameter schema.
 
-    An argument that the schema does not know may be anything, unless `additionalProperties` or
-    `patternProperties` say more.
+    An argument that the schema does not know may be anything, unless `additionalProperties` says
+    more.
     """
-    found = list(_argument(schema, schema, key, NONE))
     types = ANY
-    for one in found:
-        types &= one
+    try:
+        for one in _argument(schema, schema, key, set()):
+            types &= one
+    except RecursionError:
+        return ANY
     return types or ANY
 
 
 def _argument(
-    schema: Any, root: Mapping[str, Any], key: str, seen: frozenset[str]
+    schema: Any, root: Mapping[str, Any], key: str, seen: set[str]
 ) -> Iterator[frozenset[str]]:
     """What each part of an object's schema says of the argument `key`."""
     if not isinstance(schema, Mapping):
@@ -46,7 +48,8 @@ def _argument(
     elif isinstance(extra := schema.get("additionalProperties"), Mapping):
         yield schema_types(extra, root)
     if isinstance(ref := schema.get("$ref"), str) and ref not in seen:
-        yield from _argument(_resolve(ref, root), root, key, seen | {ref})
+        seen.add(ref)
+        yield from _argument(resolve(ref, root), root, key, seen)
     for part in _list(schema.get("allOf")):
         yield from _argument(part, root, key, seen)
     for word in ("anyOf", "oneOf"):
@@ -55,24 +58,33 @@ def _argument(
             yield NONE.union(*(types for option in options for types in option or [ANY]))
 
 
-def schema_types(
-    schema: Any, root: Mapping[str, Any], seen: frozenset[str] = NONE
+def schema_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+    """JSON types that a schema admits; its references are within `root`."""
+    return _types(schema, root, {})
+
+
+def _types(
+    schema: Any, root: Mapping[str, Any], known: dict[str, frozenset[str]]
 ) -> frozenset[str]:
     """JSON types that a schema admits, `number` always together with `integer`.
 
     Follows `type`, `enum`, `const`, `anyOf`, `oneOf`, `allOf` and local `$ref`; what it does not
-    understand admits everything.
+    understand admits everything. `known` holds references that were followed, so that each is
+    followed once.
     """
     if not isinstance(schema, Mapping):
         return ANY
     types = _declared(schema)
-    if isinstance(ref := schema.get("$ref"), str) and ref not in seen:
-        types &= schema_types(_resolve(ref, root), root, seen | {ref})
+    if isinstance(ref := schema.get("$ref"), str):
+        if ref not in known:
+            known[ref] = ANY  # as far as it refers to itself
+            known[ref] = _types(resolve(ref, root), root, known)
+        types &= known[ref]
     for part in _list(schema.get("allOf")):
-        types &= schema_types(part, root, seen)
+        types &= _types(part, root, known)
     for word in ("anyOf", "oneOf"):
         if parts := _list(schema.get(word)):
-            types &= NONE.union(*(schema_types(part, root, seen) for part in parts))
+            types &= NONE.union(*(_types(part, root, known) for part in parts))
     return types or ANY
 
 
@@ -94,7 +106,7 @@ def _declared(schema: Mapping[str, Any]) -> frozenset[str]:
     return types or ANY
 
 
-def _resolve(ref: str, root: Mapping[str, Any]) -> Any:
+def resolve(ref: str, root: Mapping[str, Any]) -> Any:
     """What a local reference such as `#/$defs/Unit` points to; None if nothing."""
     found: Any = root if ref.startswith("#") else None
     for step in ref.lstrip("#").split("/")[1:]:
@@ -134,8 +146,8 @@ def parse_value(text: str, types: frozenset[str]) -> Any:
         if kind in types and text in words:
             return words[text]
     try:
-        value = json.loads(text, parse_constant=_refuse)
-        to_json(value).encode()  # no text: half a surrogate pair; no JSON: 1e999
+        value = json.loads(text)
+        to_json(value).encode()  # no text: half a surrogate pair; no JSON: NaN, 1e999
     except (ValueError, RecursionError):
         return text
     kind = type_name(value)
@@ -147,10 +159,6 @@ def parse_value(text: str, types: frozenset[str]) -> Any:
 def to_json(value: Any) -> str:
     """JSON as arguments are written: readable, and never an invalid number."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
 
 
 class Argument:

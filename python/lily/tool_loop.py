@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -115,6 +114,8 @@ async def in_loop(
     options: dict[str, Any],
 ) -> ToolRun:
     """The loop in a thread of its own; coroutine functions run in the caller's event loop."""
+    import asyncio  # loads the network modules
+
     loop = asyncio.get_running_loop()
 
     def bridged(function: Function) -> Function:

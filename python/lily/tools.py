@@ -188,7 +188,7 @@ def check_tool_choice(choice: Any, tools: Sequence[Tool]) -> ToolChoice:
         ValueError: it is none of these, names no tool, or requires a call without tools.
     """
     if isinstance(choice, ToolChoice):
-        choice = choice.name or choice.mode
+        choice = {"function": {"name": choice.name}} if choice.name else choice.mode
     if choice is None:
         return ToolChoice("auto" if tools else "none")
     if choice == "auto":

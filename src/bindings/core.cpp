@@ -488,7 +488,7 @@ void bind_session(nb::module_& m) {
       .def_prop_ro("exact", &Session::exact)
       .def_prop_ro("tokens", [](const Session& s) { return s.tokens(); })
       .def_prop_ro("token_bytes", [](const Session& s) { return token_bytes(s.tokens()); })
-      .def_prop_ro("snapshot_bytes", &Session::snapshot_bytes)
+      .def("snapshot_bytes", &Session::snapshot_bytes, "rows"_a)
       .def_prop_ro("kv_bytes", &Session::kv_bytes)
       .def_prop_ro("device_s", &Session::device_s)
       .def("state", [](const Session& s, uint32_t layer) { return array(s.state(layer)); }, "layer"_a)

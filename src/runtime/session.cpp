@@ -395,8 +395,8 @@ void Session::reset() {
   has_logits_ = poisoned_ = false;
 }
 
-size_t Session::snapshot_bytes() const {
-  return states_[0]->bytes + ring_->bytes + (has_logits_ ? logits_->bytes : 0);
+size_t Session::snapshot_bytes(uint32_t rows) const {
+  return states_[0]->bytes + ring_->bytes + logits_->bytes + kv_.bytes_of(rows);
 }
 
 Snapshot Session::snapshot() {

@@ -73,8 +73,8 @@ class Session {
   bool exact() const { return exact_length_ == position(); }
   const std::vector<uint32_t>& tokens() const { return tokens_; }
   size_t kv_bytes() const { return kv_.bytes(); }
-  // What a snapshot would copy.
-  size_t snapshot_bytes() const;
+  // What a snapshot would copy, and `rows` KV rows.
+  size_t snapshot_bytes(uint32_t rows) const;
   // Seconds that the device has worked on what the session waited for.
   double device_s() const { return device_s_; }
   Engine& engine() { return *engine_; }

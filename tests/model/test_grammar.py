@@ -212,10 +212,8 @@ CALL = re.compile(
 def test_required_calls_are_calls_with_typed_values(demo: lily.Model) -> None:
     grammar = tool_call_grammar(TOOLS, demo.tokenizer)
     names = set()
-    for seed in range(6):
-        result = written(demo, grammar, 400, seed=seed, temperature=2)
-        if result.finish_reason == "length":
-            continue
+    for seed in range(4):
+        result = written(demo, grammar, 200, seed=seed, temperature=2)
         for text in re.findall(r"<tool_call>.*?</tool_call>", result.text, re.S):
             call = CALL.fullmatch(text)
             assert call, text
@@ -238,6 +236,41 @@ def test_text_parameters_are_bare_and_end_at_the_closing_tag(demo: lily.Model) -
     with pytest.raises(ValueError, match="does not allow"):
         constraint.accept(demo.encode("x")[0])
     assert not constraint.finished  # another call may follow
+
+
+def test_parameters_have_the_types_of_their_schema(demo: lily.Model) -> None:
+    properties = {
+        "unit": {"$ref": "#/$defs/Unit"},
+        "point": {"properties": {"x": {"type": "integer"}}},
+        "n": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "tree": {"$ref": "#/$defs/Tree"},
+    }
+    definitions = {
+        "Unit": {"enum": ["C", "F", 3]},
+        "Tree": {"type": "array", "items": {"$ref": "#/$defs/Tree"}},
+    }
+    parameters = {"properties": properties, "required": ["extra"], "$defs": definitions}
+    grammar = tool_call_grammar([{"name": "f", "parameters": parameters}], demo.tokenizer)
+
+    def allowed(key: str, value: str) -> bool:
+        constraint = compile_format(grammar, demo.tokenizer)
+        more = "" if key == "extra" else "<parameter=extra>\nany\n</parameter>\n"
+        given = f"<parameter={key}>\n{value}\n</parameter>\n{more}"
+        text = f"<tool_call>\n<function=f>\n{given}</function>\n</tool_call>"
+        try:
+            for token in demo.encode(text, special=True):
+                constraint.accept(token)
+        except ValueError:
+            return False
+        return True
+
+    assert all(allowed("unit", value) for value in ("C", "F", "3"))
+    assert not any(allowed("unit", value) for value in ("K", '"C"', ""))
+    assert allowed("point", '{"x": 3}')
+    assert not any(allowed("point", value) for value in ('"text"', "3", '{"x": "a"}'))
+    assert allowed("n", "12") and allowed("n", "null") and not allowed("n", "twelve")
+    assert allowed("tree", "[[], [[]]]") and not allowed("tree", "[1]")
+    assert allowed("extra", "what\never")
 
 
 def test_tags_are_spelled_where_they_are_no_tokens(tiny: lily.Model) -> None:
