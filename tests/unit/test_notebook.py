@@ -153,6 +153,22 @@ def test_pieces_that_were_shown_can_still_be_iterated(page: Page) -> None:
     assert "Let me think" in page.html("thinking"), "what came before it was shown is shown, too"
 
 
+def test_a_reply_that_another_thread_reads_is_left_alone(page: Page) -> None:
+    reply = PretendReply(WHOLE)
+    refused: list[str] = []
+
+    def interfere(i: int) -> None:
+        if i == 1:
+            with pytest.raises(ValueError, match="another thread") as error:
+                show(reply)
+            refused.append(str(error.value))
+
+    reply.before = interfere
+    assert list(reply) == WHOLE
+    assert refused
+    assert not page.sent
+
+
 def test_shown_twice_while_it_runs_it_is_drawn_by_one_thread(page: Page) -> None:
     going = threading.Event()
     reply = PretendReply(WHOLE)
