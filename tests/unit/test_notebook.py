@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -206,6 +207,17 @@ def test_the_stop_button_stops_it(page: Page) -> None:
     assert live.result().finish_reason == "cancelled"
     assert "end: cancelled" in page.html("answer")
     assert page.html("controls") == "", "the buttons are gone"
+
+
+def test_without_the_optional_packages_it_works_plainly(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    monkeypatch.setitem(sys.modules, "markdown_it", None)
+    live = show(PretendReply(WHOLE, thinks=True)).wait()
+    assert live.button is None
+    assert live.thinking_button is None
+    assert '<div class="lily-plain">The *answer* is &lt;b&gt;</div>' in page.html("answer")
 
 
 def test_close_stops_it_and_waits_for_the_thread(page: Page) -> None:
