@@ -47,6 +47,9 @@ def show(reply: Reply | Generation) -> Live:
 
     Returns:
         A handle to wait for the reply, or to stop it. `reply.result()` waits, too.
+
+    Raises:
+        ValueError: another thread is reading the reply at this moment.
     """
     running = reply._run
     live = running.live if isinstance(running, _Followed) else Live(reply)
@@ -76,6 +79,8 @@ class Live:
         self._thread: threading.Thread | None = None
         self._driver: threading.Thread | None = None  # whose loop takes the pieces
         self._source: Iterator[Any] = reply._run
+        if getattr(self._source, "gi_running", False):
+            raise ValueError("reply: another thread is reading it, expected one at rest")
         reply._run = _Followed(self)
         self._report_prompt()
 

@@ -86,16 +86,21 @@ def test_the_stop_button_stops_a_text_that_would_not_end(notebook: Notebook) -> 
 
 def test_an_interrupt_of_the_kernel_stops_what_a_cell_waits_for(notebook: Notebook) -> None:
     """Jupyter's Interrupt is this signal, sent to the kernel."""
-    cell = (
-        "text = model.generate('It was a', **endless)\n"
-        "live = show(text)\n"
-        "next(text)\n"
-        "threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
-        "try:\n"
-        "    live.wait()\n"
-        "except KeyboardInterrupt:\n"
-        "    print('interrupted', live.result().finish_reason)\n"
-    )
+    cell = """
+text = model.generate('It was a', **endless)
+live = show(text)
+next(text)
+wait_for = live._changed.wait_for
+def waiting(ready):
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+    live._changed.wait_for = wait_for
+    return wait_for(ready)
+live._changed.wait_for = waiting
+try:
+    live.wait()
+except KeyboardInterrupt:
+    print('interrupted', live.result().finish_reason)
+"""
     outputs = notebook.run(cell)
     assert printed(outputs) == "interrupted cancelled\n"
     assert "end: cancelled" in shown(outputs)

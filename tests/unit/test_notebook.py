@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -153,6 +154,22 @@ def test_pieces_that_were_shown_can_still_be_iterated(page: Page) -> None:
     assert "Let me think" in page.html("thinking"), "what came before it was shown is shown, too"
 
 
+def test_a_reply_that_another_thread_reads_is_left_alone(page: Page) -> None:
+    reply = PretendReply(WHOLE)
+    refused: list[str] = []
+
+    def interfere(i: int) -> None:
+        if i == 1:
+            with pytest.raises(ValueError, match="another thread") as error:
+                show(reply)
+            refused.append(str(error.value))
+
+    reply.before = interfere
+    assert list(reply) == WHOLE
+    assert refused
+    assert not page.sent
+
+
 def test_shown_twice_while_it_runs_it_is_drawn_by_one_thread(page: Page) -> None:
     going = threading.Event()
     reply = PretendReply(WHOLE)
@@ -190,6 +207,17 @@ def test_the_stop_button_stops_it(page: Page) -> None:
     assert live.result().finish_reason == "cancelled"
     assert "end: cancelled" in page.html("answer")
     assert page.html("controls") == "", "the buttons are gone"
+
+
+def test_without_the_optional_packages_it_works_plainly(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    monkeypatch.setitem(sys.modules, "markdown_it", None)
+    live = show(PretendReply(WHOLE, thinks=True)).wait()
+    assert live.button is None
+    assert live.thinking_button is None
+    assert '<div class="lily-plain">The *answer* is &lt;b&gt;</div>' in page.html("answer")
 
 
 def test_close_stops_it_and_waits_for_the_thread(page: Page) -> None:
