@@ -5,8 +5,9 @@
 
 tests/run.py with the demo model on the software Metal after every prompt length, 10,000 rounds of
 cancelling, 200 random conversations, 100 processes killed while saving and 100,000 damaged
-checkpoints; then the sanitizers, the macOS wheel, the C++ tests as arm64 code under qemu, and half an
-hour of clients at the server. Says at the end what failed. Needs what CONTRIBUTING.md names for each.
+checkpoints; then the sanitizers, the macOS wheel, the C++ tests as arm64 code under qemu, and half
+an hour of clients at the server. Says at the end what failed. Needs what CONTRIBUTING.md names for
+each.
 """
 
 import os

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
