@@ -115,6 +115,7 @@ class ScriptedModel:
         self.calls: list[dict[str, Any]] = []
         self.replies: list[ScriptedReply] = []
         self.closed = 0
+        self.n_tokens = 256
         self.sampling = Sampling(temperature=0.6, top_k=20)
         self.info = SimpleNamespace(context=CONTEXT, device="script", precision="fast")
 

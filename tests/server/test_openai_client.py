@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -291,3 +294,61 @@ def test_the_asynchronous_client_runs_replies_side_by_side(server: Running) -> N
 
     replies = asyncio.run(play())
     assert all(reply.usage.completion_tokens for reply in replies)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"prompt": [4_000_000]}, "prompt[0]"),
+        ({"prompt": [1, -1]}, "prompt[1]"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"echo": True}, "echo"),
+        ({"best_of": 2}, "best_of"),
+        ({"suffix": "x"}, "suffix"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias"),
+        (
+            {
+                "extra_body": {
+                    "response_format": {
+                        "type": "json_schema",
+                        "json_schema": {"schema": {"not": {"type": "null"}}},
+                    }
+                }
+            },
+            "response_format",
+        ),
+    ],
+)
+def test_a_wrong_completion_is_a_400_and_the_next_is_normal(
+    client: Any, wrong: dict[str, Any], param: str, stream: bool
+) -> None:
+    options = {"model": "demo", "prompt": "Once", "max_tokens": 2, "stream": stream}
+    with pytest.raises(openai.BadRequestError) as error:
+        client.completions.create(**options | wrong)
+    assert error.value.param == param
+    assert client.completions.create(**options | {"stream": False}).choices[0].text
+
+
+def test_clients_that_go_at_any_moment_leave_the_model_as_it_was(
+    server: Running, client: Any
+) -> None:
+    options: dict[str, Any] = {"temperature": 0, "extra_body": {"reuse": "exact"}}
+    before = chat(client, **options).choices[0].message
+    pick = random.Random(2)
+    port = int(server.url.rpartition(":")[2])
+    for n in range(40):
+        text = pick.choice(["Who is Alice?", f"{n} " + "tell " * pick.randrange(2000)])
+        body = json.dumps({"messages": [{"role": "user", "content": text}], "stream": n % 3 > 0})
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer key\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        with socket.create_connection(("127.0.0.1", port)) as own:
+            own.sendall((head + body).encode())
+            time.sleep(pick.choice([0, 0.005, 0.05]))
+    until(server.idle)
+    after = chat(client, **options).choices[0].message
+    assert (after.reasoning_content, after.content) == (before.reasoning_content, before.content)

@@ -31,12 +31,13 @@ def until(condition: Callable[[], bool], seconds: float = 20) -> None:
 
 @pytest.mark.parametrize("error", [DeviceError("metal: lost"), RuntimeError("a bug")])
 def test_a_failure_before_the_first_piece_is_a_500(error: Exception) -> None:
-    with running(ScriptedModel([error])) as server:
-        response = server.chat()
-        assert response.status_code == 500
-        assert response.json()["error"]["type"] == "server_error"
-        assert "a bug" not in response.text, "what happened inside stays inside"
-        assert server.idle()
+    with running(ScriptedModel([lambda reply: reply.compute(1, 2), error])) as server:
+        for stream in (False, True):
+            response = server.chat(stream=stream)
+            assert response.status_code == 500
+            assert response.json()["error"]["type"] == "server_error"
+            assert "a bug" not in response.text, "what happened inside stays inside"
+        until(server.idle)
 
 
 def test_a_failure_in_a_stream_is_an_event_and_then_the_end() -> None:

@@ -26,7 +26,7 @@ def chat_routes(state: State) -> APIRouter:
     @router.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         check_model(body.model, state.settings.name)
-        arguments = chat_arguments(body, state.sampling)
+        arguments = chat_arguments(body, state.sampling, state.model.n_tokens)
 
         def draw(progress: Any) -> Any:
             return state.model.chat(**arguments, progress=progress)

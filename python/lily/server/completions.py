@@ -41,7 +41,7 @@ def completion_routes(state: State) -> APIRouter:
 
 def _arguments(body: CompletionRequest, state: State) -> dict[str, Any]:
     """The arguments of `Model.generate`."""
-    arguments = common(body, state.sampling)
+    arguments = common(body, state.sampling, state.model.n_tokens)
     for name, value, wanted in (
         ("echo", body.echo, False), ("best_of", body.best_of, 1), ("suffix", body.suffix, ""),
     ):  # fmt: skip
@@ -50,12 +50,12 @@ def _arguments(body: CompletionRequest, state: State) -> dict[str, Any]:
     if body.logprobs is not None and not 0 <= body.logprobs <= MAX_TOP:
         raise refused(f"logprobs: {body.logprobs}, expected 0…{MAX_TOP}")
     arguments |= {"logprobs": body.logprobs, "special": bool(body.special)}
-    arguments["prompt"] = _prompt(body.prompt)
+    arguments["prompt"] = _prompt(body.prompt, state.model.n_tokens)
     return arguments
 
 
-def _prompt(given: Prompt) -> str | list[int]:
-    """The one prompt of a request."""
+def _prompt(given: Prompt, n_tokens: int) -> str | list[int]:
+    """The one prompt of a request, whose ids are in [0, n_tokens)."""
     prompt: Any = given
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         if len(prompt) > 1:
@@ -63,6 +63,10 @@ def _prompt(given: Prompt) -> str | list[int]:
         prompt = prompt[0]
     if not prompt:
         raise refused("prompt: empty, expected text or token ids")
+    if isinstance(prompt, list):
+        for i, token in enumerate(prompt):
+            if not 0 <= token < n_tokens:
+                raise refused(f"prompt[{i}]: {token}, expected an id in [0, {n_tokens})")
     return prompt  # type: ignore[no-any-return]
 
 

@@ -16,7 +16,8 @@ from lily.server.work import Computed, Drawn, Event, Failed, Finished, Gone, Sta
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 GRACE_S = 1.0
-"""How long a stream waits for a refusal that can still be a status, before its headers go out."""
+"""How long a stream waits for its first piece before its headers go out: until then, a refusal or a
+failure can still be a status."""
 
 
 def event(data: Mapping[str, Any]) -> bytes:
@@ -52,13 +53,23 @@ async def answer(work: Work, writer: Writer, stream: bool, keep_alive_s: float) 
     try:
         if not stream:
             return await _buffered(work, writer, keep_alive_s)
-        first = await work.next(GRACE_S)
-        if isinstance(first, Failed):
-            raise first.error
-        return EventStream(work, writer, keep_alive_s, first)
+        return EventStream(work, writer, keep_alive_s, await _begun(work))
     except BaseException:
         work.cancel()
         raise
+
+
+async def _begun(work: Work) -> list[Event]:
+    """The events until the first piece of the reply, or until nobody should wait any longer."""
+    events: list[Event] = []
+    end = time.monotonic() + GRACE_S
+    while (left_s := end - time.monotonic()) > 0 and (event := await work.next(left_s)) is not None:
+        if isinstance(event, Failed):
+            raise event.error
+        events.append(event)
+        if not isinstance(event, Started | Computed):
+            break
+    return events
 
 
 async def _buffered(work: Work, writer: Writer, wait_s: float) -> Response:
@@ -75,9 +86,7 @@ async def _buffered(work: Work, writer: Writer, wait_s: float) -> Response:
 class EventStream(Response):
     """A reply as server-sent events, with a comment wherever it would be silent for long."""
 
-    def __init__(
-        self, work: Work, writer: Writer, keep_alive_s: float, first: Event | None
-    ) -> None:
+    def __init__(self, work: Work, writer: Writer, keep_alive_s: float, begun: list[Event]) -> None:
         super().__init__(
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
             media_type="text/event-stream",
@@ -86,7 +95,7 @@ class EventStream(Response):
         self._work = work
         self._writer = writer
         self._keep_alive_s = keep_alive_s
-        self._first = first
+        self._begun = begun
         self._ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,20 +109,17 @@ class EventStream(Response):
 
     async def _chunks(self) -> AsyncIterator[bytes]:
         """What to send: all that is ready at a time, and a comment where nothing was for long."""
-        if self._first is None:
-            yield KEEP_ALIVE
-        now, sent_at = self._first, time.monotonic()
+        yield b"".join(map(self._data, self._begun)) or KEEP_ALIVE
+        sent_at = time.monotonic()
         while not self._ended:
-            data = b""
+            left_s = sent_at + self._keep_alive_s - time.monotonic()
+            data, now = b"", await self._work.next(max(0.0, left_s))
             while now is not None:
                 data += self._data(now)
                 now = None if self._ended else self._work.ready()
-            left_s = sent_at + self._keep_alive_s - time.monotonic()
-            if data or left_s <= 0:
+            if data or time.monotonic() - sent_at >= self._keep_alive_s:
                 yield data or KEEP_ALIVE
-                sent_at, left_s = time.monotonic(), self._keep_alive_s
-            if not self._ended:
-                now = await self._work.next(left_s)
+                sent_at = time.monotonic()
 
     def _data(self, now: Event) -> bytes:
         try:

@@ -22,6 +22,12 @@ RETRY_S = 2
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _FIELD = re.compile(r"([A-Za-z_][\w.\[\]-]*)[:,] ")
+# Names of arguments, and of the fields that they come from.
+_RENAMED = (
+    ("format:", "response_format:"),
+    ("bias:", "logit_bias:"),
+    ("chat template:", "messages:"),
+)
 _CLOSED = ("the model is closed", "the session is closed")
 
 
@@ -85,8 +91,9 @@ def stopping() -> ApiError:
 def failure(error: BaseException) -> ApiError:
     """What a client is told of an exception."""
     text, _, hint = str(error).partition("\nhint: ")
-    if text.startswith("format: "):
-        text = f"response_{text}"
+    for own, asked in _RENAMED:
+        if text.startswith(own):
+            text = asked + text.removeprefix(own)
     match error:
         case ApiError():
             return error

@@ -18,7 +18,9 @@ BUDGETS: Mapping[str, bool | int] = {
 MAX_TOP = 20
 """Alternatives of a token that may be asked for."""
 
-_MESSAGE = frozenset({"role", "content", "name", "reasoning_content", "tool_calls", "tool_call_id"})
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_TEXTS = frozenset({"role", "name", "reasoning_content", "tool_call_id"})
+_MESSAGE = _TEXTS | {"content", "tool_calls"}
 # Fields of OpenAI's replies, which clients send back as they came.
 _REPLY = frozenset({"refusal", "audio", "annotations", "function_call"})
 
@@ -35,7 +37,7 @@ def check_model(asked: str | None, name: str) -> None:
         )
 
 
-def sampling(request: GenerationRequest, defaults: Sampling) -> Sampling:
+def sampling(request: GenerationRequest, defaults: Sampling, n_tokens: int) -> Sampling:
     """How to draw: the request's options over `defaults`.
 
     Raises:
@@ -43,18 +45,20 @@ def sampling(request: GenerationRequest, defaults: Sampling) -> Sampling:
     """
     given: dict[str, Any] = {name: getattr(request, name) for name in OPTIONS}
     if request.logit_bias is not None:
-        given["logit_bias"] = {_token_id(id): b for id, b in request.logit_bias.items()}
+        given["logit_bias"] = {
+            _token_id(id, n_tokens): bias for id, bias in request.logit_bias.items()
+        }
     return defaults.merged(given)
 
 
-def _token_id(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise refused(f"logit_bias: {text[:40]!r}, expected a token id in decimal digits")
-    return int(text)
+def _token_id(text: str, n_tokens: int) -> int:
+    if text.isascii() and text.isdigit() and len(text) < 10 and int(text) < n_tokens:
+        return int(text)
+    raise refused(f"logit_bias: {text[:40]!r}, expected a token id in [0, {n_tokens})")
 
 
-def common(request: GenerationRequest, defaults: Sampling) -> dict[str, Any]:
-    """The arguments that `Model.chat` and `Model.generate` share."""
+def common(request: GenerationRequest, defaults: Sampling, n_tokens: int) -> dict[str, Any]:
+    """The arguments that `Model.chat` and `Model.generate` share; ids are in [0, n_tokens)."""
     _only("n", request.n, 1)
     stop = request.stop if request.stop is not None else ()
     StopStrings(stop)
@@ -63,7 +67,7 @@ def common(request: GenerationRequest, defaults: Sampling) -> dict[str, Any]:
     if request.max_tokens is not None and request.max_tokens < 1:
         raise refused(f"max_tokens: {request.max_tokens}, expected at least 1")
     return {
-        "sampling": sampling(request, defaults),
+        "sampling": sampling(request, defaults, n_tokens),
         "stop": stop,
         "reuse": request.reuse or "any",
         "format": output_format(request.response_format),
@@ -71,13 +75,13 @@ def common(request: GenerationRequest, defaults: Sampling) -> dict[str, Any]:
     }
 
 
-def chat_arguments(request: ChatRequest, defaults: Sampling) -> dict[str, Any]:
+def chat_arguments(request: ChatRequest, defaults: Sampling, n_tokens: int) -> dict[str, Any]:
     """The arguments of `Model.chat`.
 
     Raises:
         ValueError, ApiError: an option is wrong, or contradicts another.
     """
-    arguments = common(request, defaults)
+    arguments = common(request, defaults, n_tokens)
     if request.store:
         raise refused("store: true, expected false: nothing is kept")
     arguments["max_tokens"] = _max_tokens(request)
@@ -118,9 +122,14 @@ def _message(given: Mapping[str, Any], where: str) -> dict[str, Any]:
             raise refused(
                 f"{where}.{name[:80]}: unknown field, expected one of {', '.join(sorted(_MESSAGE))}"
             )
+        if name in _TEXTS and not isinstance(value, str | None):
+            raise refused(f"{where}.{name}: {type(value).__name__}, expected a string")
         if value is not None or name == "content":
             message[name] = value
-    if message.get("role") == "developer":
+    role = message.get("role")
+    if role not in ROLES:
+        raise refused(f"{where}.role: {role!r:.40}, expected one of {', '.join(ROLES)}")
+    if role == "developer":
         message["role"] = "system"
     return message
 
