@@ -37,18 +37,18 @@ TEXT = (
     "seen him come. He asked for bread and for a place by the fire, and they gave him both. "
 )
 
-WEATHER = {
+LAMP = {
     "type": "function",
     "function": {
-        "name": "weather",
-        "description": "The weather forecast.",
+        "name": "lamp",
+        "description": "Switch the lamp.",
         "parameters": {
             "type": "object",
             "properties": {
-                "city": {"type": "string", "maxLength": 12},
-                "days": {"type": "integer"},
+                "on": {"type": "boolean"},
+                "colour": {"type": "string", "enum": ["red", "green"]},
             },
-            "required": ["city"],
+            "required": ["on", "colour"],
         },
     },
 }
@@ -80,8 +80,8 @@ def requests(rng: random.Random) -> list[tuple[str, dict[str, Any]]]:
         chat(told, 60)  # thinks
         made.append(("/v1/completions", {"prompt": f"The {word}", "max_tokens": 24}))
         chat([user(f"A form about the {word}.")], 80, response_format=_schema(), thinking=False)
-        chat([user(word)], 80, tools=[WEATHER], tool_choice="required", thinking=False)
-    for n in (20, 60, 120):
+        chat([user(word)], 80, tools=[LAMP], tool_choice="required", thinking=False)
+    for n in (20, 50, 85):
         chat([user(TEXT * n)], 8, thinking=False)
     return [(route, {**body, "temperature": 0, "reuse": "exact"}) for route, body in made]
 
@@ -199,6 +199,7 @@ def watch(base: str, pid: int, until: float, tally: Tally) -> None:
 
 def serve(model: str, port: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "lily", "serve", model, "--port", str(port)]
+    command += ["--reuse-memory", "64MB"]  # full within minutes: it shall not look like a leak
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     for _ in range(600):
         if process.poll() is not None:

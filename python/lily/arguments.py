@@ -279,6 +279,12 @@ def _sampling_options(parser: argparse.ArgumentParser) -> None:
 def _load_options(parser: argparse.ArgumentParser) -> None:
     group = _plan_options(parser)
     group.add_argument("--context", type=_count, metavar="N", help="most tokens of a session")
+    group.add_argument(
+        "--reuse-memory",
+        type=lambda text: 0 if text == "0" else _size(text),
+        metavar="SIZE",
+        help="for states of earlier prompts; 0 keeps none",
+    )
     _threads_option(group)
 
 

@@ -135,6 +135,7 @@ def _loaded(args: argparse.Namespace, context: int | None, bar: Bar) -> Iterator
             context=context,
             threads=args.threads,
             memory_limit=args.memory_limit,
+            reuse_memory=getattr(args, "reuse_memory", None),
             revision=args.revision,
             offline=args.offline,
             progress=bar if bar.enabled else None,

@@ -47,6 +47,9 @@ def show(reply: Reply | Generation) -> Live:
 
     Returns:
         A handle to wait for the reply, or to stop it. `reply.result()` waits, too.
+
+    Raises:
+        ValueError: another thread is reading the reply at this moment.
     """
     running = reply._run
     live = running.live if isinstance(running, _Followed) else Live(reply)
@@ -67,6 +70,7 @@ class Live:
         self.button: Any = None
         self.thinking_button: Any = None
         self._state = State.of(reply)
+        self._cell: int | None = None  # that showed it last
         self._page: _Page | None = None
         self._ready: deque[Any] = deque()  # drawn, and not yet taken by an iteration
         self._changed = threading.Condition()
@@ -75,6 +79,8 @@ class Live:
         self._thread: threading.Thread | None = None
         self._driver: threading.Thread | None = None  # whose loop takes the pieces
         self._source: Iterator[Any] = reply._run
+        if getattr(self._source, "gi_running", False):
+            raise ValueError("reply: another thread is reading it, expected one at rest")
         reply._run = _Followed(self)
         self._report_prompt()
 
@@ -104,7 +110,9 @@ class Live:
             self.reply.stop_thinking()
 
     def _ipython_display_(self) -> None:
-        """Nothing: `show`, whose value this is, has shown it."""
+        """Shows it, unless this is the cell in which `show` has just done so."""
+        if _cell(_kernel_shell()) != self._cell:
+            self._appear()
 
     def __repr__(self) -> str:
         return f"Live({'done' if self._done else 'running'}: {self.reply!r})"
@@ -113,6 +121,7 @@ class Live:
 
     def _appear(self) -> None:
         shell = _kernel_shell()
+        self._cell = _cell(shell)
         if shell is None:
             self._print()
             return
@@ -126,6 +135,7 @@ class Live:
                 self._run()
                 return
             _running.add(self)
+            self.reply.session._turn = self._give_turn
             self._thread = threading.Thread(target=self._run, name="lily-live", daemon=True)
             self._thread.start()
 
@@ -209,6 +219,7 @@ class Live:
         except Exception as error:
             self._error = self._error or error
         finally:
+            self.reply.session._turn = None
             with self._changed:
                 self._done = True
                 self._changed.notify_all()
@@ -238,6 +249,11 @@ class Live:
             with self._changed:  # soon: within a token, or a chunk of the prompt
                 self._changed.wait_for(lambda: self._done)
             raise
+
+    def _give_turn(self) -> None:
+        """Have other threads wait that would use the session: it is one thread's at a time."""
+        if threading.current_thread() not in (self._thread, self._driver):
+            self._wait_until(lambda: self._done)
 
     def _next(self) -> Any:
         if threading.current_thread() is self._driver and not self._done:
@@ -285,6 +301,11 @@ def _kernel_shell() -> Any:
     module = sys.modules.get("IPython")
     shell = None if module is None else module.get_ipython()
     return shell if hasattr(shell, "kernel") else None
+
+
+def _cell(shell: Any) -> int:
+    """Number of the cell that runs."""
+    return getattr(shell, "execution_count", 0)
 
 
 # What is shown
@@ -510,10 +531,10 @@ class _Page:
 
     def show(self) -> None:
         """A new copy; later drawings reach all of them."""
+        if self.controls is not None:  # above, where they stay while the text grows
+            _display(self.controls, display_id=f"{self._id}-controls")
         for name, bundle in self._bundles().items():
             self._send(name, bundle, update=False)
-        if self.controls is not None:
-            _display(self.controls, display_id=f"{self._id}-controls")
 
     def draw(self) -> None:
         """What changed, unless the last time was a moment ago."""

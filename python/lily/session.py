@@ -118,11 +118,17 @@ class Session:
         self._model = model
         self._core: _core.Session | None = core
         self._kept: Snapshot | None = None
+        self._turn: Callable[[], None] | None = None  # waits, while a notebook's thread draws here
         self.cancels = 0  # calls of cancel() so far
         self.streams = 0  # streams started so far; only the last may draw
         self._snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()
 
     def _live(self) -> _core.Session:
+        if (wait := self._turn) is not None:
+            wait()
+        return self._open()
+
+    def _open(self) -> _core.Session:
         if self._core is None:
             raise ValueError("the session is closed")
         return self._core
@@ -288,7 +294,7 @@ class Session:
         """End a running prefill (within a chunk), stream (within a token) or generation. From any
         thread."""
         self.cancels += 1
-        self._live().cancel()
+        self._open().cancel()
 
     def reset(self) -> None:
         """Forget everything: as new."""

@@ -57,7 +57,7 @@ class ReuseStats:
             [
                 ("kept", f"{self.entries} snapshots, {self.evictions} have made room"),
                 ("memory", f"{self.bytes / 1e6:.1f} of {self.budget / 1e6:.1f} MB"),
-                ("prompts that went on", f"{self.hits} of {self.hits + self.misses}"),
+                ("prompts that could go on", f"{self.hits} of {self.hits + self.misses}"),
                 ("tokens not computed again", f"{self.reused_tokens:,}"),
             ]
         )

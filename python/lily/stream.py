@@ -12,6 +12,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lily import _core
+from lily.errors import Error
 from lily.sampling import Sampling
 from lily.stops import StopStrings
 
@@ -126,10 +128,11 @@ class Stream:
             "seed": self.seed,
         }
         self._bias = _bias(sampling, model.info.config.vocab_size)
-        self._number = session.streams + 1
         self._cancels = session.cancels
         self._start(session._live(), self._most)
-        session.streams = self._number
+        # Only a stream that began has a number: one that was refused must end no other.
+        session.streams += 1
+        self._number = session.streams
 
     @property
     def stop(self) -> str | None:
@@ -263,8 +266,10 @@ class Stream:
         self.close()
 
     def __del__(self) -> None:
+        # A step that failed in flight cost the session its state: the session will say so.
         if hasattr(self, "_number"):
-            self.close()
+            with suppress(Error):
+                self.close()
 
 
 def check_logprobs(logprobs: int | None) -> None:

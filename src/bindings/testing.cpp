@@ -196,8 +196,9 @@ uint64_t run(const std::string& op, nb::dict constants, nb::bytes params, nb::li
   return dev.weight_bytes_read() - before;
 }
 
+constexpr const char* types[] = {"float32", "uint32", "act", "cache", "packed"};
+
 nb::dict contracts() {
-  constexpr const char* types[] = {"float32", "uint32", "act", "cache", "packed"};
   constexpr const char* accesses[] = {"read", "write", "update"};
   nb::dict all;
   for (const Contract* c : all_contracts()) {
@@ -271,6 +272,16 @@ void bind_softmetal(nb::module_& m) {
     uint64_t read, written;
     fake_metal_counts(index, &read, &written);
     return nb::make_tuple(read, written);
+  });
+  // By type of slot.
+  m.def("fake_moved", [] {
+    nb::dict all;
+    for (size_t i = 0; i < std::size(types); ++i) {
+      uint64_t loaded, read, written;
+      fake_metal_moved(static_cast<uint32_t>(i), &loaded, &read, &written);
+      all[types[i]] = nb::make_tuple(loaded, read, written);
+    }
+    return all;
   });
 }
 #endif

@@ -25,14 +25,14 @@ bool Decoder::may_commit() const { return committed_ < most_ && committed_ < ret
 void Decoder::commit() {
   const uint32_t i = committed_;
   const uint32_t position = start_ + i - (i ? 1 : 0);  // of the token that this step consumes
+  const PlanKind kind = i == 0 ? PlanKind::pick : next_;
+  const Plan& plan = s_.engine_->plan(s_.decode_plan(kind, position, penalties_));
   if (i) make_room(position);
   Step step = s_.step_at(position, 1);
   step.slot = i & 1;
   step.first_token = step.slot ^ 1;
   step.draw = draw_;
   step.draw_step = start_ + i;
-  const PlanKind kind = i == 0 ? PlanKind::pick : next_;
-  const Plan& plan = s_.engine_->plan(s_.decode_plan(kind, position, penalties_));
   if (i && by_host()) reinterpret_cast<uint32_t*>(s_.slots_->data)[step.first_token] = last_;
   s_.bind(*s_.slots_, *s_.logits_);
   try {
@@ -51,7 +51,12 @@ void Decoder::commit() {
 // A cache moves only while nothing runs: a step in flight has the old rows bound.
 void Decoder::make_room(uint32_t position) {
   if (s_.kv_.claim(position, position + 1)) return;
-  for (const Flight& f : flights_) f.commands->wait();
+  try {
+    for (const Flight& f : flights_) f.commands->wait();
+  } catch (...) {
+    s_.poisoned_ = true;
+    throw;
+  }
   s_.kv_.reserve(position, position + 1, s_.context());
 }
 

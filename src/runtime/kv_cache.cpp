@@ -18,7 +18,7 @@ Slot KvCache::slot(uint32_t plane) const {
 bool KvCache::claim(uint32_t position, uint32_t end) {
   if (!rows_ || end > rows_->capacity) return false;
   std::lock_guard lock(rows_->mutex);
-  if (rows_.use_count() == 1)
+  if (rows_.use_count() == 1)  // what others wrote beyond is nobody's any more
     rows_->written = end;
   else if (position < rows_->written)
     return false;

@@ -143,22 +143,51 @@ void Session::take_logits() {
   has_logits_ = true;
 }
 
+// What a pass may be refused, memory above all, is refused here, before anything changes: `steps`
+// decode steps, then `n` tokens in chunks.
+void Session::prepare(uint32_t steps, uint32_t n, bool scores) {
+  const size_t v = engine_->config().vocab_size;
+  if (scores && !scores_)
+    scores_ = engine_->device().allocate(most_rows(scores) * v * sizeof(float), "scores");
+  for (uint32_t i = 0; i < steps; ++i)
+    engine_->plan(decode_plan(PlanKind::step, position() + i, false));
+  for (uint32_t done = 0; done < n; done += most_rows(scores)) chunk_plan(n - done, scores);
+  kv_.reserve(position(), position() + steps + n, context_);
+}
+
+uint32_t Session::most_rows(bool scores) const {
+  return engine_->max_rows(scores ? PlanKind::score : PlanKind::prompt);
+}
+
+// Of the next chunk, with so many tokens to go.
+const Plan& Session::chunk_plan(uint32_t left, bool scores) {
+  const uint32_t most = most_rows(scores);
+  const PlanKind kind = scores        ? PlanKind::score
+                        : left > most ? PlanKind::prefill
+                                      : PlanKind::prompt;
+  return engine_->plan(prefill_plan(kind, std::min(left, most)));
+}
+
 // Appends tokens chunk by chunk; with `scores` also takes the logits of each row.
 void Session::chunked(std::span<const uint32_t> tokens, float* scores, const Poll& poll) {
+  const uint32_t end = position() + static_cast<uint32_t>(tokens.size());
+  try {
+    chunks(tokens, scores, poll);
+  } catch (...) {
+    kv_.release(position(), end);
+    throw;
+  }
+}
+
+void Session::chunks(std::span<const uint32_t> tokens, float* scores, const Poll& poll) {
   const size_t v = engine_->config().vocab_size;
-  const uint32_t most = engine_->max_rows(scores ? PlanKind::score : PlanKind::prompt);
   const uint32_t total = static_cast<uint32_t>(tokens.size());
-  if (scores && !scores_) scores_ = engine_->device().allocate(most * v * sizeof(float), "scores");
   cancelled_ = false;
   for (uint32_t done = 0; done < total;) {
     if (done && poll) poll(done, total);
     if (cancelled_) throw Cancelled("prefill: cancelled");
-    const uint32_t rows = std::min(most, total - done);
-    const PlanKind kind = scores                 ? PlanKind::score
-                          : done + rows == total ? PlanKind::prompt
-                                                 : PlanKind::prefill;
-    const Plan& plan = engine_->plan(prefill_plan(kind, rows));
-    kv_.reserve(position(), position() + rows, context_);
+    const Plan& plan = chunk_plan(total - done, scores);
+    const uint32_t rows = std::min(most_rows(scores), total - done);
     std::copy_n(tokens.data() + done, rows, reinterpret_cast<uint32_t*>(tokens_buffer_->data));
     bind(*tokens_buffer_, scores ? *scores_ : *logits_);
     has_logits_ = false;
@@ -188,9 +217,10 @@ void Session::prefill(std::span<const uint32_t> tokens, const Poll& poll) {
   check_tokens(tokens);
   check_room(tokens.size() + pending_.has_value());
   stop();
-  if (!pending_) return chunked(tokens, nullptr, poll);
-  std::vector<uint32_t> all{*pending_};
+  std::vector<uint32_t> all;
+  if (pending_) all.push_back(*pending_);
   all.insert(all.end(), tokens.begin(), tokens.end());
+  prepare(0, static_cast<uint32_t>(all.size()), false);
   chunked(all, nullptr, poll);
 }
 
@@ -199,13 +229,13 @@ void Session::score(std::span<const uint32_t> tokens, float* out, const Poll& po
   check_tokens(tokens);
   check_room(tokens.size() + pending_.has_value());
   stop();
+  prepare(pending_.has_value(), static_cast<uint32_t>(tokens.size()), true);
   consume_pending();
   chunked(tokens, out, poll);
 }
 
 void Session::step(uint32_t token) {
   const Plan& plan = engine_->plan(decode_plan(PlanKind::step, position(), false));
-  kv_.reserve(position(), position() + 1, context_);
   *reinterpret_cast<uint32_t*>(tokens_buffer_->data) = token;
   bind(*tokens_buffer_, *logits_);
   has_logits_ = false;
@@ -217,6 +247,7 @@ void Session::step(uint32_t token) {
 
 void Session::consume_pending() {
   if (!pending_) return;
+  prepare(1, 0, false);
   step(*pending_);
   pending_.reset();
 }
@@ -226,6 +257,7 @@ void Session::decode(uint32_t token) {
   check_tokens({&token, 1});
   check_room(1 + pending_.has_value());
   stop();
+  prepare(1 + pending_.has_value(), 0, false);
   consume_pending();
   step(token);
 }
@@ -241,10 +273,10 @@ void Session::observe(std::span<const uint32_t> tokens, bool as_prefill,
     throw ArgumentError("tokens: " + std::to_string(rows) + ", expected at most " +
                         std::to_string(most) + " at a time");
   stop();
+  prepare(pending_.has_value() + !as_prefill, as_prefill ? rows : 0, false);
   consume_pending();
-  const Plan& plan = engine_->plan(as_prefill ? prefill_plan(PlanKind::prompt, rows)
-                                              : decode_plan(PlanKind::step, position(), false));
-  kv_.reserve(position(), position() + rows, context_);
+  const Plan& plan = as_prefill ? chunk_plan(rows, false)
+                                : engine_->plan(decode_plan(PlanKind::step, position(), false));
   std::copy(tokens.begin(), tokens.end(), reinterpret_cast<uint32_t*>(tokens_buffer_->data));
   bind(*tokens_buffer_, *logits_);
   has_logits_ = false;
@@ -307,11 +339,13 @@ void Session::start(const Draw& draw, const Bias& bias, uint32_t max_tokens) {
                         "hint: call prefill() or decode() first");
   check_room(pending_.has_value());
   stop();
-  consume_pending();
   fill_bias(bias);
   Draw complete = draw;
   complete.n_bias = static_cast<uint32_t>(bias.ids.size());
   const bool penalties = draw.repetition != 1 || draw.presence != 0 || draw.frequency != 0;
+  const size_t count_bytes = engine_->config().vocab_size * sizeof(uint32_t);
+  if (penalties && !counts_) counts_ = engine_->device().allocate(count_bytes, "penalty counts");
+  consume_pending();
   if (penalties) fill_counts();
   cancelled_ = false;
   decoder_ = std::make_unique<Decoder>(*this, complete, penalties, max_tokens);
@@ -330,10 +364,8 @@ void Session::fill_bias(const Bias& bias) {
 
 // Everything up to the last prefill is prompt, what came after it was generated.
 void Session::fill_counts() {
-  const size_t bytes = engine_->config().vocab_size * sizeof(uint32_t);
-  if (!counts_) counts_ = engine_->device().allocate(bytes, "penalty counts");
   uint32_t* counts = reinterpret_cast<uint32_t*>(counts_->data);
-  std::memset(counts, 0, bytes);
+  std::memset(counts, 0, counts_->bytes);
   for (uint32_t i = 0; i < position(); ++i) {
     if (i < prompt_length_)
       counts[tokens_[i]] |= 0x80000000u;
@@ -344,7 +376,13 @@ void Session::fill_counts() {
 
 std::optional<uint32_t> Session::next() {
   check_usable();
-  return decoder_ ? decoder_->next() : std::nullopt;
+  if (!decoder_) return std::nullopt;
+  try {
+    return decoder_->next();
+  } catch (...) {
+    if (poisoned_) decoder_.reset();  // else the same call may succeed the next time
+    throw;
+  }
 }
 
 void Session::advance() {

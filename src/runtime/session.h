@@ -92,7 +92,11 @@ class Session {
   void check_tokens(std::span<const uint32_t> tokens) const;
   void check_room(size_t n) const;
   void check_bias(const Bias&) const;
+  void prepare(uint32_t steps, uint32_t n, bool scores);
+  uint32_t most_rows(bool scores) const;
+  const Plan& chunk_plan(uint32_t left, bool scores);
   void chunked(std::span<const uint32_t> tokens, float* scores, const Poll&);
+  void chunks(std::span<const uint32_t> tokens, float* scores, const Poll&);
   Step step_at(uint32_t position, uint32_t rows) const;
   PlanOptions decode_plan(PlanKind kind, uint32_t position, bool penalties) const;
   PlanOptions prefill_plan(PlanKind kind, uint32_t rows) const;

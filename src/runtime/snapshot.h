@@ -17,10 +17,10 @@ uint64_t new_run();  // the next such number
 
 // Where a session stands, but for the numbers themselves.
 struct Place {
-  std::vector<uint32_t> tokens;  // consumed so far
-  uint32_t prompt_length = 0;    // tokens before it count as prompt for penalties
-  uint32_t exact_length = 0;     // leading tokens that prefill alone consumed
-  std::optional<uint32_t> pending;  // returned by a stream, not consumed yet
+  std::vector<uint32_t> tokens = {};     // consumed so far
+  uint32_t prompt_length = 0;            // tokens before it count as prompt for penalties
+  uint32_t exact_length = 0;             // leading tokens that prefill alone consumed
+  std::optional<uint32_t> pending = {};  // returned by a stream, not consumed yet
 };
 
 // A session's state at one position; restoring it into any session of the same model is exact. It

@@ -152,6 +152,86 @@ TEST(forks_share_rows_and_go_their_own_ways) {
   for (const auto& tokens : seen) CHECK(tokens == greedy);
 }
 
+TEST(snapshots_share_rows_of_one_history_only) {
+  Session a(engine(), 400);
+  a.prefill(prompt(30), nullptr);
+  const Snapshot early = a.snapshot();
+  a.prefill(prompt(10), nullptr);
+  const Snapshot late = a.snapshot();
+  CHECK(early.precedes(late) && !late.precedes(early) && early.precedes(early));
+  CHECK(early.kv.identity() == late.kv.identity());
+
+  Session b(engine(), 400);
+  b.restore(early);
+  const Snapshot same = b.snapshot();
+  CHECK(same.precedes(early) && early.precedes(same));
+  b.prefill(prompt(20), nullptr);
+  const Snapshot other = b.snapshot();  // rows 30 … were another's
+  CHECK(other.kv.identity() != early.kv.identity());
+  CHECK(early.precedes(other) && !late.precedes(other) && !other.precedes(late));
+  Session c(engine(), 400);
+  c.prefill(prompt(40), nullptr);
+  CHECK(!early.precedes(c.snapshot()));  // equal bits, but nobody knows
+
+  const auto expected = take(a, 10);
+  b.restore(early.sharing(other));
+  const auto seen = take(b, 10);
+  b.restore(early.trimmed());
+  CHECK(take(b, 10) == seen);
+  b.restore(late.trimmed());
+  CHECK(take(b, 10) == expected);
+  CHECK(late.trimmed().kv.bytes() == late.kv.bytes_of(40) && late.kv.bytes_of(40) < late.kv.bytes());
+  CHECK(throws<ArgumentError>([&] { late.sharing(other); }, "went through"));
+}
+
+TEST(exactness_is_what_prefill_made) {
+  Session s(engine(), 400);
+  s.prefill(prompt(20), nullptr);
+  CHECK(s.exact() && take(s, 1).size() == 1 && s.exact());
+  const Snapshot before = s.snapshot();
+  CHECK(take(s, 1).size() == 1 && !s.exact());
+  s.prefill(prompt(5), nullptr);
+  const Snapshot after = s.snapshot();
+  CHECK(!after.exact() && after.at.exact_length == 20);
+  s.restore(before);
+  CHECK(s.exact());
+}
+
+TEST(a_snapshot_is_built_of_another_ones_bytes) {
+  Session a(engine(), 400);
+  a.prefill(prompt(37), nullptr);
+  for (bool decoded : {false, true}) {
+    if (decoded) take(a, 5);
+    const Snapshot s = a.snapshot();
+    std::vector<std::byte> bytes;
+    s.visit([&](auto range) { bytes.insert(bytes.end(), range.begin(), range.end()); });
+    const bool logits = s.logits != nullptr;
+    CHECK(bytes.size() == Snapshot::payload_bytes(*engine(), s.position(), logits));
+    size_t done = 0;
+    const Snapshot made = Snapshot::build(engine(), s.at, logits, [&](auto range) {
+      std::copy_n(bytes.begin() + done, range.size(), range.begin());
+      done += range.size();
+    });
+    CHECK(done == bytes.size() && !made.precedes(s) && !s.precedes(made));
+    Session b(engine(), 400);
+    b.restore(made);
+    CHECK(b.pending() == a.pending() && b.exact() == a.exact());
+    CHECK(take(b, 12) == take(a, 12));
+  }
+}
+
+TEST(a_place_that_lies_is_refused) {
+  const auto refused = [](Place at, bool logits, const char* what) {
+    return throws<ArgumentError>(
+        [&] { Snapshot::build(engine(), std::move(at), logits, [](auto) { CHECK(false); }); }, what);
+  };
+  CHECK(refused({.tokens = {5, 200}}, false, "tokens[1]: 200, expected below 200"));
+  CHECK(refused({.tokens = {5}, .prompt_length = 2}, false, "prompt_length: 2"));
+  CHECK(refused({.tokens = {5}, .exact_length = 2}, false, "exact_length: 2"));
+  CHECK(refused({.tokens = {5}, .pending = 5000}, false, "pending: 5000"));
+  CHECK(refused({}, true, "logits: found some"));
+}
+
 TEST(a_refused_call_changes_nothing) {
   Session s(engine(), 40);
   s.prefill(prompt(30), nullptr);

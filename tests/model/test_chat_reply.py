@@ -204,6 +204,33 @@ def test_a_conversation_goes_on_from_what_is_there(demo: lily.Model) -> None:
     assert warm.tokens == cold.result().tokens
 
 
+def test_kept_thinking_is_reused_to_the_end_of_the_reply(demo: lily.Model) -> None:
+    """Without it the template leaves earlier thoughts out, and reuse ends where they began."""
+    reused = []
+    for keep in (True, False):
+        variables = {"preserve_thinking": keep}
+        with demo.session() as session:
+            reply = session.chat(CHAT, template=variables, max_tokens=150, seed=1)
+            first = reply.result()
+            assert (first.finish_reason, first.thinking_end) == ("stop", "closed")
+            said = len(reply.prompt) + first.usage.generated
+            messages = [*CHAT, first.message(), {"role": "user", "content": "And then?"}]
+            again = session.chat(messages, template=variables, max_tokens=1).result()
+            reused.append(again.usage.reused)
+    assert reused[0] >= said - 1  # the last token ends the turn
+    assert 0 < reused[1] < said - first.usage.generated
+
+
+def test_a_last_message_of_the_assistant_is_followed_by_a_reply_of_its_own(
+    demo: lily.Model,
+) -> None:
+    said = {"role": "assistant", "content": "It is wide and"}
+    reply = demo.chat([*CHAT, said], thinking=False, max_tokens=8, seed=1)
+    text = demo.decode(reply.prompt)
+    assert "It is wide and<|im_end|>\n<|im_start|>assistant\n" in text
+    assert reply.text()
+
+
 def test_the_default_sampling_is_the_checkpoints_and_visible(demo: lily.Model) -> None:
     result = demo.chat(CHAT, max_tokens=1).result()
     assert result.sampling == demo.sampling

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import threading
@@ -239,6 +240,19 @@ def test_an_old_stream_does_not_disturb_a_new_one(tiny: lily.Model) -> None:
     session.prefill([4])
     next(late)
     assert late.finish_reason == "cancelled"
+
+
+def test_a_refused_stream_ends_no_other(tiny: lily.Model) -> None:
+    session = tiny.session()
+    session.prefill(PROMPT)
+    with pytest.raises(ValueError, match="expected below") as refused:
+        session.stream(4, lily.Sampling(logit_bias={10**6: 1.0}))
+    stream = session.stream(4, GREEDY, stop_ids=())
+    next(stream)
+    del refused  # and with it what was left of the refused stream
+    gc.collect()
+    assert sum(p.token is not None for p in stream) == 3
+    assert stream.finish_reason == "length"
 
 
 def test_progress_counts_the_whole_prompt(tiny: lily.Model) -> None:

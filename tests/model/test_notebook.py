@@ -19,7 +19,8 @@ import os, signal, threading
 import lily
 from lily.notebook import show
 model = lily.Model.load({str(ROOT / "examples/demo_model/checkpoint")!r})
-endless = {{"logit_bias": {{id: -100 for id in model.stop_ids}}, "max_tokens": 20_000}}
+going = {{id: -100 for id in model.stop_ids}}
+endless = {{"logit_bias": going, "max_tokens": 20_000}}
 """
 
 
@@ -46,9 +47,9 @@ def notebook() -> Iterator[Notebook]:
         yield made
 
 
-def shown(outputs: list[Any], part: int = 0) -> str:
-    """HTML of a cell's output, without the style sheet."""
-    found: str = outputs[part].data["text/html"]
+def shown(outputs: list[Any]) -> str:
+    """HTML of a cell's last output, without the style sheet."""
+    found: str = [o for o in outputs if "data" in o][-1].data["text/html"]
     return found.partition("</style>")[2]
 
 
@@ -70,7 +71,7 @@ def test_the_last_line_of_a_cell_shows_itself_while_other_cells_run(notebook: No
 
 def test_the_stop_button_stops_a_text_that_would_not_end(notebook: Notebook) -> None:
     outputs = notebook.run("text = model.generate('It was a', **endless)\nlive = show(text)\nlive")
-    assert "application/vnd.jupyter.widget-view+json" in outputs[1].data
+    assert "application/vnd.jupyter.widget-view+json" in outputs[0].data
     result = notebook.run(
         "next(text)\n"  # it has begun
         "live.button.click()\n"
@@ -79,25 +80,40 @@ def test_the_stop_button_stops_a_text_that_would_not_end(notebook: Notebook) -> 
     )
     assert printed(result) == "cancelled True\n"
     assert "end: cancelled" in shown(outputs)
-    assert "application/vnd.jupyter.widget-view+json" not in outputs[1].data
+    assert "application/vnd.jupyter.widget-view+json" not in outputs[0].data
     assert printed(notebook.run("print(model.generate('x', max_tokens=2).result().finish_reason)"))
 
 
 def test_an_interrupt_of_the_kernel_stops_what_a_cell_waits_for(notebook: Notebook) -> None:
     """Jupyter's Interrupt is this signal, sent to the kernel."""
-    cell = (
-        "text = model.generate('It was a', **endless)\n"
-        "live = show(text)\n"
-        "next(text)\n"
-        "threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
-        "try:\n"
-        "    live.wait()\n"
-        "except KeyboardInterrupt:\n"
-        "    print('interrupted', live.result().finish_reason)\n"
-    )
+    cell = """
+text = model.generate('It was a', **endless)
+live = show(text)
+next(text)
+wait_for = live._changed.wait_for
+def waiting(ready):
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+    live._changed.wait_for = wait_for
+    return wait_for(ready)
+live._changed.wait_for = waiting
+try:
+    live.wait()
+except KeyboardInterrupt:
+    print('interrupted', live.result().finish_reason)
+"""
     outputs = notebook.run(cell)
     assert printed(outputs) == "interrupted cancelled\n"
     assert "end: cancelled" in shown(outputs)
+
+
+def test_a_session_waits_for_the_reply_that_is_shown_in_it(notebook: Notebook) -> None:
+    notebook.run(
+        "session = model.session()\n"
+        "text = session.generate('It was a', max_tokens=100, temperature=0, logit_bias=going)\n"
+        "text"
+    )
+    cell = "print(session.position, text.finish_reason, len(text.result().tokens))"
+    assert printed(notebook.run(cell)) == "102 length 100\n"
 
 
 def test_a_model_says_what_it_is(notebook: Notebook) -> None:

@@ -30,6 +30,9 @@ Floats = NDArray[np.float32]
 
 CONTRACTS: dict[str, dict[str, Any]] = _testing.contracts()
 PRECISIONS = ("fast", "float32")
+LONG = "LILY_LONG" in os.environ
+WIDE_PRECISIONS = PRECISIONS if LONG else ("fast",)
+"""Of kernels at the released model's widths, whose small shapes are tested in both."""
 
 FLOAT32_TOLERANCE = 1e-5
 """Relative RMS. float32 sums of a few thousand terms leave about 1e-6."""

@@ -15,6 +15,7 @@ import pytest
 from harness import (
     PRECISIONS,
     SOFTMETAL,
+    WIDE_PRECISIONS,
     Weight,
     assert_close32,
     check_new_rows,
@@ -37,6 +38,7 @@ pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 EPS = 1e-6
 
 precisions = pytest.mark.parametrize("precision", PRECISIONS)
+wide_precisions = pytest.mark.parametrize("precision", WIDE_PRECISIONS)
 
 
 def generator(*numbers: int) -> np.random.Generator:
@@ -658,7 +660,7 @@ def test_dense_products(name: str, i: int, rows: int, precision: str) -> None:
     check(dense(name, i, rows, precision), ORDERS if rows == 33 else ["ahead"])
 
 
-@precisions
+@wide_precisions
 def test_real_widths(precision: str) -> None:
     rng = generator(2)
     for make, shapes, k, bits in (
@@ -760,7 +762,7 @@ def test_experts_down(counts: list[int], tile_rows: int, precision: str) -> None
     check(experts_down(precision, counts, 64, 128, 70, bits, tile_rows=tile_rows))
 
 
-@precisions
+@wide_precisions
 def test_experts_of_real_widths(precision: str) -> None:
     check(experts_up(precision, [0, 5, 0, 12], 2048, 512, 4), ["ahead"])
     check(experts_down(precision, [0, 5, 0, 12], 512, 512, 2048), ["ahead"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import os
@@ -126,12 +127,20 @@ def cache_folder() -> Path:
 def cached(name: str, make: Callable[[Path], None]) -> Path:
     """`name` in the cache folder, written by `make` if it is not there.
 
-    Several processes may ask for one name at a time.
+    Several processes may ask for one name at a time: one makes it, the others wait.
     """
     path = cache_folder() / name
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=cache_folder()) as scratch:
-            new = Path(scratch) / name
-            make(new)
-            new.replace(path)
+    if path.exists():
+        return path
+    lock = path.with_name(f"{name}.lock")
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        try:
+            if not path.exists():
+                with tempfile.TemporaryDirectory(dir=cache_folder()) as scratch:
+                    new = Path(scratch) / name
+                    make(new)
+                    new.replace(path)
+        finally:
+            lock.unlink(missing_ok=True)
     return path

@@ -287,7 +287,7 @@ def test_options_reach_the_model(model: Pretend, capsys: Captured) -> None:
     command = """generate org/name Hi --max-tokens 9 --temperature 0.5 --top-k 3 --top-p 0.9
         --min-p 0.1 --seed 11 --repetition-penalty 1.1 --presence-penalty -0.5 --stop END
         --stop X --device cpu --precision float32 --kv int8 --context 77 --threads 2 --revision main
-        --offline --memory-limit 1.5GiB"""
+        --offline --memory-limit 1.5GiB --reuse-memory 0"""
     assert cli.main(command.split()) == 0
     assert model.loaded == {
         "source": "org/name",
@@ -297,6 +297,7 @@ def test_options_reach_the_model(model: Pretend, capsys: Captured) -> None:
         "context": 77,
         "threads": 2,
         "memory_limit": 3 << 29,
+        "reuse_memory": 0,
         "revision": "main",
         "offline": True,
         "progress": None,

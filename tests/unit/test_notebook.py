@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 from lily import notebook
 from lily.asynchronous import Pieces
 from lily.generation import Timings, Usage
-from lily.notebook import Live, State, show
+from lily.notebook import State, show
 
 
 def piece(reasoning: str = "", content: str = "", call: Any = None, token: int | None = 1) -> Any:
@@ -29,6 +30,7 @@ class PretendReply(Pieces[Any]):
     def __init__(self, pieces: list[Any], *, thinks: bool = False) -> None:
         self._parser = SimpleNamespace(in_thinking=thinks, reasoning="", content="")
         self._generation = SimpleNamespace(_progress=None)
+        self.session: Any = SimpleNamespace(_turn=None)
         self.finish_reason: str | None = None
         self.calls: list[Any] = []
         self.asked = False
@@ -152,6 +154,22 @@ def test_pieces_that_were_shown_can_still_be_iterated(page: Page) -> None:
     assert "Let me think" in page.html("thinking"), "what came before it was shown is shown, too"
 
 
+def test_a_reply_that_another_thread_reads_is_left_alone(page: Page) -> None:
+    reply = PretendReply(WHOLE)
+    refused: list[str] = []
+
+    def interfere(i: int) -> None:
+        if i == 1:
+            with pytest.raises(ValueError, match="another thread") as error:
+                show(reply)
+            refused.append(str(error.value))
+
+    reply.before = interfere
+    assert list(reply) == WHOLE
+    assert refused
+    assert not page.sent
+
+
 def test_shown_twice_while_it_runs_it_is_drawn_by_one_thread(page: Page) -> None:
     going = threading.Event()
     reply = PretendReply(WHOLE)
@@ -189,6 +207,17 @@ def test_the_stop_button_stops_it(page: Page) -> None:
     assert live.result().finish_reason == "cancelled"
     assert "end: cancelled" in page.html("answer")
     assert page.html("controls") == "", "the buttons are gone"
+
+
+def test_without_the_optional_packages_it_works_plainly(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    monkeypatch.setitem(sys.modules, "markdown_it", None)
+    live = show(PretendReply(WHOLE, thinks=True)).wait()
+    assert live.button is None
+    assert live.thinking_button is None
+    assert '<div class="lily-plain">The *answer* is &lt;b&gt;</div>' in page.html("answer")
 
 
 def test_close_stops_it_and_waits_for_the_thread(page: Page) -> None:
@@ -322,7 +351,15 @@ def test_ctrl_c_where_it_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reply.result().content == "The *answer*"
 
 
-def test_a_live_that_is_a_cell_s_last_line_is_not_shown_again(page: Page) -> None:
-    live = Live(PretendReply(WHOLE))
+def test_a_handle_that_is_a_cell_s_last_line_is_not_shown_twice(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = SimpleNamespace(execution_count=1)
+    monkeypatch.setattr(notebook, "_kernel_shell", lambda: shell)
+    live = show(PretendReply(WHOLE)).wait()
+    page.sent.clear()
     live._ipython_display_()
     assert not page.sent
+    shell.execution_count = 2
+    live._ipython_display_()
+    assert len(page.sent) == 2

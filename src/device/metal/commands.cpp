@@ -120,7 +120,7 @@ void encode(MTLComputeCommandEncoder* encoder, const Work& work, const Work::Par
       const Slot& slot = work.slots[step.first_slot + i];
       const SlotInfo& info = contract.slots[i];
       encoder->setBuffer(object_of(slot.buffer ? *slot.buffer : unbound), slot.offset, info.number);
-      if (declare_slot) declare_slot(info.number, info.access, slot.bytes);
+      if (declare_slot) declare_slot(info, slot.bytes);
     }
     encoder->dispatchThreadgroups(groups(step.launch), threads(step.launch));
   }

@@ -1,6 +1,6 @@
-// What tests are told of a dispatch: each slot, its access and its bytes. Metal itself learns only
-// where a slot begins. Null but in test builds, where the software Metal's definition is linked
-// instead of declared.cpp.
+// What tests are told of a dispatch: each slot of its contract, and the bytes bound. Metal itself
+// learns only where a slot begins. Null but in test builds, where the software Metal's definition
+// is linked instead of declared.cpp.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace lily::metal {
 
-using DeclareSlot = void (*)(uint32_t index, Access, size_t bytes);
+using DeclareSlot = void (*)(const SlotInfo&, size_t bytes);
 extern const DeclareSlot declare_slot;  // called after the slot's setBuffer
 
 }  // namespace lily::metal

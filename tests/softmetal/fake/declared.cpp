@@ -7,8 +7,9 @@ namespace lily::metal {
 
 namespace {
 
-void declare(uint32_t index, Access access, size_t bytes) {
-  fake_metal_declare(index, static_cast<int>(access), bytes);
+void declare(const SlotInfo& slot, size_t bytes) {
+  fake_metal_declare(slot.number, static_cast<int>(slot.access), bytes,
+                     static_cast<uint32_t>(slot.type));
 }
 
 }  // namespace

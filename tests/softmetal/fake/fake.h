@@ -46,8 +46,15 @@ FAKE_METAL_API void fake_metal_counts(uint32_t index, uint64_t* read, uint64_t* 
 FAKE_METAL_API const char* fake_metal_methods(void);
 
 // What the next dispatch declares of the buffer bound last to an index. access: 0 read, 1 write,
-// 2 both. Without it, all of the buffer.
-FAKE_METAL_API void fake_metal_declare(uint32_t index, int access, size_t bytes);
+// 2 both. Without it, all of the buffer. kind: any number below fake_metal_kinds, to count by.
+FAKE_METAL_API void fake_metal_declare(uint32_t index, int access, size_t bytes, uint32_t kind);
+
+enum { fake_metal_kinds = 8 };
+
+// What detecting libraries moved since the process began, in slots declared as of this kind: bytes
+// of all loads; and different bytes of each dispatch and slot that were read, and written.
+FAKE_METAL_API void fake_metal_moved(uint32_t kind, uint64_t* loaded, uint64_t* read,
+                                     uint64_t* written);
 
 #ifdef __cplusplus
 }

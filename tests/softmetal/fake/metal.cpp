@@ -380,10 +380,11 @@ extern "C" __attribute__((visibility("default"))) void* MTLCreateSystemDefaultDe
   return static_cast<Object*>(new Device);
 }
 
-void fake_metal_declare(uint32_t index, int access, size_t bytes) {
-  if (!encoding || index >= encoding->bindings.size()) return;
+void fake_metal_declare(uint32_t index, int access, size_t bytes, uint32_t kind) {
+  if (!encoding || index >= encoding->bindings.size() || kind >= fake_metal_kinds) return;
   Binding& b = encoding->bindings[index];
   b.declared = true;
+  b.kind = kind;
   b.read = access != 1;
   b.write = access != 0;
   if (bytes > b.declared_bytes)

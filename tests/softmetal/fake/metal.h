@@ -114,6 +114,7 @@ struct Binding {
   bool fresh = false;  // bound for this dispatch, not for one before
   bool declared = false, read = true, write = true;
   uint64_t declared_bytes = 0;
+  uint32_t kind = 0;  // of what is declared
 };
 
 // An index that a dispatch uses, and how.

@@ -10,9 +10,14 @@ namespace fake {
 
 namespace {
 
+struct Moved {
+  uint64_t loaded, read, written;
+};
+
 struct Counts {
   std::mutex mutex;
   std::map<uint32_t, std::pair<uint64_t, uint64_t>> of_last;
+  Moved moved[fake_metal_kinds] = {};
 };
 
 Counts& counts() {
@@ -79,6 +84,12 @@ void Queue::run_dispatch(Dispatch& d) {
     for (uint32_t i = 0; i < softmetal_counts_count(result); ++i) {
       const SoftmetalCounts* c = softmetal_counts(result, i);
       counts().of_last[c->index] = {c->distinct_read, c->distinct_written};
+      const Binding& b = d.bindings[c->index];
+      if (!b.declared) continue;
+      Moved& moved = counts().moved[b.kind];
+      moved.loaded += c->read_bytes;
+      moved.read += c->distinct_read;
+      moved.written += c->distinct_written;
     }
   }
   softmetal_free(result);
@@ -91,4 +102,13 @@ void fake_metal_counts(uint32_t index, uint64_t* read, uint64_t* written) {
   const auto found = fake::counts().of_last.find(index);
   *read = found == fake::counts().of_last.end() ? 0 : found->second.first;
   *written = found == fake::counts().of_last.end() ? 0 : found->second.second;
+}
+
+void fake_metal_moved(uint32_t kind, uint64_t* loaded, uint64_t* read, uint64_t* written) {
+  std::lock_guard lock(fake::counts().mutex);
+  const fake::Moved none{};
+  const fake::Moved& m = kind < fake_metal_kinds ? fake::counts().moved[kind] : none;
+  *loaded = m.loaded;
+  *read = m.read;
+  *written = m.written;
 }

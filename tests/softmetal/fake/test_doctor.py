@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import CONTRACTS, SOFTMETAL, metal_missing
+from harness import CONTRACTS, LONG, SOFTMETAL, metal_missing
 
 import random_checkpoint
 from lily import _core, _testing, doctor
@@ -108,13 +108,16 @@ def test_an_older_system_lacks_nothing_that_is_needed(monkeypatch: pytest.Monkey
     assert ("residency sets", "no", False) in report.facts
 
 
-def test_a_chip_with_tensor_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "PRECISIONS", ("fast",))
+def test_a_chip_with_tensor_operations(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Callable[..., Path]
+) -> None:
+    # Its kernels take long to compile here; tests/ops/test_metal_chips.py has those that differ.
+    monkeypatch.setattr(doctor, "PRECISIONS", ("fast",) if LONG else ())
     monkeypatch.setattr(doctor, "RELEASED", TINY)
     monkeypatch.setattr(doctor, "N_TOKENS", TINY["vocab_size"])
     for name, value in (("mode", "plain"), ("chip", "5"), ("system", "26.2")):
         _testing.fake_set(name, value)
-    report = doctor.examine("metal", threads=2)
+    report = doctor.examine("metal", checkpoint("tiny"), threads=2)
     assert report.wrong == []
     assert ("tensor operations", "used: the probe multiplies correctly", False) in report.facts
 

@@ -76,7 +76,7 @@ struct Host {
                 size_t offset = 0, size_t bytes = 64) {
     e->setComputePipelineState(kernel.get());
     e->setBuffer(b.get(), offset, 1);
-    fake_metal_declare(1, access, bytes);
+    fake_metal_declare(1, access, bytes, 0);
     e->dispatchThreadgroups(MTLSize{1, 1, 1}, MTLSize{32, 1, 1});
   }
   bool finish(const Ref<MTLCommandBuffer>& c) {
@@ -341,7 +341,7 @@ TEST(fake_metal_reports_misused_encoders) {
   e->memoryBarrierWithScope(2);
   CHECK(reported("a barrier that does not cover buffers"));
   e->setBuffer(a.get(), 200, 1);
-  fake_metal_declare(1, reads, 100);
+  fake_metal_declare(1, reads, 100, 0);
   CHECK(reported("declares 100 bytes, 56 are bound"));
   c->commit();
   CHECK(reported("committed before endEncoding"));
