@@ -36,13 +36,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def tiny(checkpoint: Callable[..., Path]) -> Iterator[lily.Model]:
-    """The tiny checkpoint in float32, prefilled in chunks of 32."""
-    with lily.Model.load(checkpoint("tiny"), precision="float32", chunk=32) as model:
+    """The tiny checkpoint in float32, prefilled in chunks of 32; it keeps no states, so that no
+    test lends another its own."""
+    with lily.Model.load(
+        checkpoint("tiny"), precision="float32", chunk=32, reuse_memory=0
+    ) as model:
         yield model
 
 
 @pytest.fixture(scope="session")
 def tiny_fast(checkpoint: Callable[..., Path]) -> Iterator[lily.Model]:
-    """The tiny checkpoint in bf16, prefilled in chunks of 32."""
-    with lily.Model.load(checkpoint("tiny"), chunk=32) as model:
+    """The same in bf16."""
+    with lily.Model.load(checkpoint("tiny"), chunk=32, reuse_memory=0) as model:
         yield model

@@ -22,6 +22,21 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}\nhint: {self.prog} --help")
 
 
+class _IntermixedParser(_Parser):
+    """Takes its positional arguments wherever they stand, also one behind the options."""
+
+    _within = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self._within:  # each of the two passes comes back here
+            return super().parse_known_args(args, namespace)
+        self._within = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._within = False
+
+
 def build_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     """The parser; the chosen command's function is `run` of its result."""
     from lily import __version__
@@ -32,7 +47,7 @@ def build_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"lily {__version__}")
-    added = parser.add_subparsers(metavar="COMMAND", required=True)
+    added = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_IntermixedParser)
 
     def command(name: str, text: str, model: bool = True) -> _Parser:
         sub: _Parser = added.add_parser(
@@ -61,6 +76,8 @@ def build_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     chat = command("chat", "Talk with a model.")
     _text_options(chat)
     _load_options(chat)
+
+    _add_serve(command("serve", "Serve a model over HTTP, as OpenAI's API, with a web page."))
 
     info = command("info", "Say what a checkpoint is, without loading it.")
     info.add_argument("--json", action="store_true", help="as JSON")
@@ -137,6 +154,40 @@ Weights become codes of 4 bits in groups of 64; those of the router and of the s
 get 8 bits. OUT appears when it is complete: an error or Ctrl-C leaves nothing."""
 
 
+_SERVE = """\
+Needs fastapi and uvicorn: pip install 'lily[server]'. Without --host, only this machine can reach
+the server. Ctrl-C cancels what runs and ends it."""
+
+
+def _add_serve(parser: _Parser) -> None:
+    parser.epilog = _SERVE
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1", metavar="H", help="address (127.0.0.1)")
+    group.add_argument("--port", type=int, default=8080, metavar="N", help="0 is a free one (8080)")
+    group.add_argument("--name", metavar="NAME", help="what clients call the model")
+    group.add_argument(
+        "--api-key", metavar="KEY", help="what clients must send; better in LILY_API_KEY"
+    )
+    group.add_argument(
+        "--parallel", type=_count, default=4, metavar="N", help="replies that run at once (4)"
+    )
+    group.add_argument(
+        "--queue", type=int, default=64, metavar="N", help="requests that may wait (64)"
+    )
+    group.add_argument(
+        "--max-body", type=_size, default="16MiB", metavar="SIZE", help="of a request (16MiB)"
+    )
+    group.add_argument(
+        "--cors",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help='whose pages may call the server, or "*"; repeatable',
+    )
+    _sampling_options(parser)
+    _load_options(parser)
+
+
 def _add_doctor(parser: _Parser) -> None:
     parser.epilog = _DOCTOR
     parser.add_argument("model", metavar="MODEL", nargs="?", help=f"{_MODEL}, to check with")
@@ -209,6 +260,10 @@ def _text_options(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="whether to think before answering in a chat",
     )
+    _sampling_options(parser)
+
+
+def _sampling_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "sampling", "What is not given is as the checkpoint recommends."
     )
@@ -224,6 +279,12 @@ def _text_options(parser: argparse.ArgumentParser) -> None:
 def _load_options(parser: argparse.ArgumentParser) -> None:
     group = _plan_options(parser)
     group.add_argument("--context", type=_count, metavar="N", help="most tokens of a session")
+    group.add_argument(
+        "--reuse-memory",
+        type=lambda text: 0 if text == "0" else _size(text),
+        metavar="SIZE",
+        help="for states of earlier prompts; 0 keeps none",
+    )
     _threads_option(group)
 
 
@@ -296,7 +357,7 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
     options = {name: value for name in names if (value := getattr(args, name)) is not None}
     try:
         Sampling().merged(options)
-        StopStrings(args.stop)
+        StopStrings(getattr(args, "stop", ()))
     except ValueError as error:
         raise UsageError(str(error)) from None
     return options

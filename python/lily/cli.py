@@ -14,15 +14,26 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lily.arguments import UsageError, build_parser, sampling_options, system_message
-from lily.terminal import Bar, Output, drop_output, note, prepare_streams, printable
+from lily.describing import show_info, show_plan
+from lily.terminal import (
+    Bar,
+    Output,
+    drop_output,
+    is_terminal,
+    note,
+    open_output,
+    prepare_streams,
+    printable,
+)
 
 if TYPE_CHECKING:
+    from lily.chat_reply import ReplyResult
     from lily.generation import Result
     from lily.model import Model
 
@@ -58,8 +69,9 @@ def _run(argv: list[str]) -> int:
             {
                 "generate": _generate,
                 "chat": _chat,
-                "info": _info,
-                "plan": _plan,
+                "serve": _serve,
+                "info": show_info,
+                "plan": show_plan,
                 "bench": _bench,
                 "doctor": _doctor,
                 "quantize": _quantize,
@@ -123,6 +135,7 @@ def _loaded(args: argparse.Namespace, context: int | None, bar: Bar) -> Iterator
             context=context,
             threads=args.threads,
             memory_limit=args.memory_limit,
+            reuse_memory=getattr(args, "reuse_memory", None),
             revision=args.revision,
             offline=args.offline,
             progress=bar if bar.enabled else None,
@@ -151,24 +164,54 @@ def _generate(args: argparse.Namespace) -> None:
             prompt = [*system_message(args), {"role": "user", "content": text}]
         elif args.special:
             prompt = model.encode(text, special=True)
-        output = Output()
-        with model.generate(
+        write: Callable[..., None] = _write_text
+        if args.chat and is_terminal(sys.stdout):
+            write = _write_reply
+        write(
+            args,
+            model,
+            bar,
             prompt,
             max_tokens=args.max_tokens,
             stop=args.stop,
             thinking=args.thinking,
             progress=bar.prompt if bar.enabled else None,
             **options,
-        ) as generation:
-            try:
-                for piece in generation:
-                    bar.clear()
-                    output.write(piece.text)
-            finally:
+        )
+
+
+def _write_text(
+    args: argparse.Namespace, model: Model, bar: Bar, prompt: Any, **options: Any
+) -> None:
+    """Everything that is drawn, as it is."""
+    output = Output()
+    with model.generate(prompt, **options) as generation:
+        try:
+            for piece in generation:
                 bar.clear()
-            output.end()
-            if not args.quiet:
-                note(_statistics(generation.result()))
+                output.write(piece.text)
+        finally:
+            bar.clear()
+        output.end()
+        if not args.quiet:
+            note(_statistics(generation.result()))
+
+
+def _write_reply(
+    args: argparse.Namespace, model: Model, bar: Bar, prompt: Any, **options: Any
+) -> None:
+    """Thinking and answer told apart, for a reader."""
+    from lily.conversation import write_reply
+
+    output = open_output(markdown=True)
+    with model.chat(prompt, **options) as reply:
+        try:
+            write_reply(reply, output, bar)
+        finally:
+            bar.clear()
+        output.end()
+        if not args.quiet:
+            note(_statistics(reply.result()))
 
 
 def _prompt(args: argparse.Namespace) -> str:
@@ -191,7 +234,7 @@ def _read_text(file: str) -> str:
         raise UsageError(f"{where}: byte {error.start}: expected UTF-8 text") from None
 
 
-def _statistics(result: Result) -> str:
+def _statistics(result: Result | ReplyResult) -> str:
     usage, timings = result.usage, result.timings
     reason: str = result.finish_reason
     if result.stop is not None:
@@ -272,122 +315,42 @@ def _read_line(talking: bool) -> str | None:
             return None
 
 
-# lily info, lily plan
+# lily serve
 
 
-def _plan(args: argparse.Namespace) -> None:
-    from lily.memory import plan
-
-    bar = Bar()
+def _serve(args: argparse.Namespace) -> None:
     try:
-        memory = plan(
-            args.model,
-            device=args.device,
-            precision=args.precision,
-            kv=args.kv,
-            memory_limit=args.memory_limit,
-            ablate=args.ablate,
-            revision=args.revision,
-            offline=args.offline,
-            progress=bar if bar.enabled else None,
-        )
-    finally:
-        bar.clear()
-    context = args.context or memory.default_context
-    if args.json:
-        totals = {
-            "default_context": memory.default_context,
-            "context": context,
-            "total": memory.total(context),
-        }
-        print(json.dumps(asdict(memory) | totals, indent=2))
-        return
-    print(memory)
-    if memory.total(context) > memory.available or not context:
-        verdict = f"more than the {memory.available / 1e9:.2f} GB available"
-    else:
-        verdict = "fits"
-    total = f"{memory.total(context) / 1e9:.2f} GB with {context:,} tokens"
-    print(f"total               {total}: {verdict}")
+        from lily.server import Settings, serve
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"lily serve needs {error.name}\nhint: pip install 'lily[server]'"
+        ) from None
 
-
-def _info(args: argparse.Namespace) -> None:
-    from collections import Counter
-
-    from lily import _core
-    from lily.checkpoint import open_checkpoint, resolve
-    from lily.loading import core_options
-    from lily.memory import plan_checkpoint
-    from lily.sampling import Sampling
-
-    bar = Bar()
     try:
-        folder, revision = resolve(
-            args.model, args.revision, args.offline, bar if bar.enabled else None
+        settings = Settings(
+            name=args.name or _served_name(args.model),
+            host=args.host,
+            port=args.port,
+            api_key=args.api_key or os.environ.get("LILY_API_KEY") or None,
+            parallel=args.parallel,
+            queue=args.queue,
+            max_body=args.max_body,
+            cors=tuple(args.cors),
+            sampling=sampling_options(args),
         )
-    finally:
-        bar.clear()
-    checkpoint = open_checkpoint(folder)
-    c = checkpoint.config
-    sampling = Sampling.from_generation_config(checkpoint.generation_config)
-    device = _core.Device(args.device, 0)
-    options = core_options(args.precision, kv=args.kv, memory_limit=args.memory_limit)
-    memory = plan_checkpoint(checkpoint, device, options)
-    formats = Counter(
-        "bf16" if f.bits == 16 else f"{f.bits}-bit, groups of {f.group_size}"
-        for f in checkpoint.formats.values()
-    )
-    if args.json:
-        print(
-            json.dumps(
-                {
-                    "source": args.model,
-                    "folder": str(folder),
-                    "revision": revision,
-                    "form": checkpoint.form,
-                    "n_parameters": c.n_parameters,
-                    "stored_bytes": checkpoint.weights_bytes,
-                    "formats": dict(formats),
-                    "config": asdict(c),
-                    "sampling": asdict(sampling),
-                    "stop_ids": checkpoint.stop_ids,
-                    "tokenizer": checkpoint.tokenizer is not None,
-                    "chat_template": checkpoint.chat_template is not None,
-                    "device": device.description,
-                    "precision": args.precision,
-                    "memory": asdict(memory),
-                },
-                indent=2,
-            )
-        )
-        return
-    n_full = c.layer_types.count("full_attention")
-    rows = [
-        ("model", args.model + (f" @ {revision}" if revision else "")),
-        ("folder", str(folder)),
-        (
-            "form",
-            f"{checkpoint.form}, {c.n_parameters / 1e9:.3g} B parameters,"
-            f" {checkpoint.weights_bytes / 1e9:.3g} GB stored",
-        ),
-        ("linear modules", "; ".join(f"{n} in {form}" for form, n in formats.most_common())),
-        (
-            "layers",
-            f"{c.num_hidden_layers}: {c.num_hidden_layers - n_full} delta net, {n_full} attention",
-        ),
-        ("experts", f"{c.num_experts_per_tok} of {c.num_experts}, and a shared one"),
-        ("vocabulary", f"{c.vocab_size:,}, ends at {', '.join(map(str, checkpoint.stop_ids))}"),
-        ("tokenizer", "yes" if checkpoint.tokenizer else "none: no text, only token ids"),
-        ("chat template", "yes" if checkpoint.chat_template else "none: no chat"),
-        (
-            "sampling",
-            f"temperature {sampling.temperature}, top_k {sampling.top_k}, top_p {sampling.top_p}",
-        ),
-        ("device", f"{device.description}, {args.precision}"),
-    ]
-    for name, value in rows:
-        print(f"{name:<20}{printable(value)}")
-    print(memory)
+    except ValueError as error:
+        raise UsageError(f"--{str(error).replace('_', '-', 1)}") from None
+    bar = Bar()
+    with _loaded(args, args.context, bar) as model:
+        if not settings.loopback and settings.api_key is None:
+            note("[anyone who reaches this machine may use the server: it has no --api-key]")
+        serve(model, settings, ready=lambda url: note(f"{settings.name} is served at {url}"))
+
+
+def _served_name(source: str) -> str:
+    """What clients call a model: its id on the hub, or its folder's name."""
+    path = Path(source)
+    return path.resolve().name if path.is_dir() else source
 
 
 # lily bench

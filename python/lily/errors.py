@@ -27,6 +27,10 @@ class CheckpointError(Error):
     """The checkpoint's files are missing, damaged, inconsistent or of an unsupported kind."""
 
 
+class SessionFileError(Error):
+    """A session's file is damaged, of another version, or of another model."""
+
+
 class DeviceError(Error):
     """The device is absent, out of memory, or failed at its work.
 

@@ -49,23 +49,48 @@ class MemoryPlan:
         """Bytes with one session of `context` tokens."""
         return self.weights + self.session + self.scratch + context * self.per_1000_tokens // 1000
 
-    def __str__(self) -> str:
-        def gb(n: int) -> str:
-            return f"{n / 1e9:.2f} GB" if n >= 1e8 else f"{n / 1e6:.2f} MB"
+    def _rows(self) -> list[tuple[str, str]]:
+        return [
+            ("weights", amount(self.weights)),
+            ("session", amount(self.session)),
+            ("per 1,000 tokens", f"{self.per_1000_tokens / 1e6:.2f} MB"),
+            ("scratch", amount(self.scratch)),
+            ("available", amount(self.available)),
+            (
+                "largest context",
+                f"{self.largest_context:,} tokens (trained for {self.native_context:,})",
+            ),
+            (
+                "dispatches",
+                f"{self.token_dispatches} a token, {self.chunk_dispatches} a prompt's last chunk",
+            ),
+        ]
 
-        return "\n".join(
-            [
-                f"weights             {gb(self.weights)}",
-                f"session             {gb(self.session)}",
-                f"per 1,000 tokens    {self.per_1000_tokens / 1e6:.2f} MB",
-                f"scratch             {gb(self.scratch)}",
-                f"available           {gb(self.available)}",
-                f"largest context     {self.largest_context:,} tokens"
-                f" (trained for {self.native_context:,})",
-                f"dispatches          {self.token_dispatches} a token,"
-                f" {self.chunk_dispatches} a prompt's last chunk",
-            ]
+    def __str__(self) -> str:
+        return in_columns(self._rows())
+
+    def __repr__(self) -> str:
+        context = self.default_context
+        return (
+            f"MemoryPlan({amount(self.total(context))} with {context:,} tokens of context,"
+            f" {amount(self.available)} available, at most {self.largest_context:,} tokens)"
         )
+
+    def _repr_html_(self) -> str:
+        from lily.notebook import table_html
+
+        context = self.default_context
+        total = ("in all", f"{amount(self.total(context))} with {context:,} tokens of context")
+        return table_html([total, *self._rows()])
+
+
+def amount(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:.2f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:.2f} MB"
+
+
+def in_columns(rows: Sequence[tuple[str, str]]) -> str:
+    """Names and values, a pair a line."""
+    return "\n".join(f"{name:<20}{value}" for name, value in rows)
 
 
 def plan(

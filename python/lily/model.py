@@ -3,84 +3,32 @@
 from __future__ import annotations
 
 import os
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from lily import _core
-from lily.checkpoint import open_checkpoint, resolve
-from lily.config import Config
+from lily.asynchronous import in_thread
 from lily.errors import CheckpointError, ContextError
 from lily.generation import Generation
-from lily.loading import Kv, Precision, check_kv, core_config, core_options, core_table
-from lily.memory import MemoryPlan, memory_plan, plan_checkpoint
+from lily.loading import Kv, Precision
+from lily.memory import memory_plan
+from lily.model_info import ModelInfo
+from lily.reuse import Reuse
 from lily.sampling import Sampling
 from lily.session import Session
+from lily.store import ReuseStats, SnapshotStore
 
 if TYPE_CHECKING:
     from lily.chat import ChatTemplate, Message
+    from lily.chat_reply import Reply, ReplyPiece
+    from lily.grammar import Constraint, Format
+    from lily.scoring import Ranked, Score
     from lily.tokenizer import StreamDecoder, Tokenizer
+    from lily.tool_loop import ToolRun
 
 TURN_START = "<|im_start|>"
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """What was loaded, and how.
-
-    Attributes:
-        source: as it was asked for.
-        folder: where the files are.
-        revision: commit of a hub checkpoint.
-        form: "mlx" or "published".
-        n_parameters: weights of the text model.
-        config: dimensions.
-        device: what runs it.
-        precision, kv: element types of activations and of the KV cache.
-        context: tokens of a session that asks for no other number.
-        memory: bytes taken.
-        sampling: the defaults, as the checkpoint recommends them.
-        stop_ids: ids that end a text.
-        load_s: seconds that loading took.
-        ablated: techniques that its plans leave out.
-    """
-
-    source: str
-    folder: Path
-    revision: str | None
-    form: str
-    n_parameters: int
-    config: Config
-    device: str
-    precision: Precision
-    kv: Kv
-    context: int
-    memory: MemoryPlan
-    sampling: Sampling
-    stop_ids: tuple[int, ...]
-    load_s: float
-    ablated: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        c = self.config
-        n_full = c.layer_types.count("full_attention")
-        return "\n".join(
-            [
-                f"model               {self.source}"
-                + (f" @ {self.revision}" if self.revision else ""),
-                f"form                {self.form}, {self.n_parameters / 1e9:.2f} B parameters",
-                f"layers              {c.num_hidden_layers}:"
-                f" {c.num_hidden_layers - n_full} delta net, {n_full} attention",
-                f"experts             {c.num_experts_per_tok} of {c.num_experts}, and a shared one",
-                f"device              {self.device}",
-                f"precision           {self.precision}, kv cache {self.kv}",
-                f"context             {self.context:,} tokens",
-                str(self.memory),
-            ]
-        )
 
 
 class Model:
@@ -92,6 +40,7 @@ class Model:
         info: ModelInfo,
         device: _core.Device,
         tokenizer: Tokenizer | None,
+        reuse_memory: int,
     ) -> None:
         self._engine: _core.Engine | None = engine
         self._device: _core.Device | None = device
@@ -99,6 +48,7 @@ class Model:
         self._tokenizer = tokenizer
         self._template: ChatTemplate | None = None
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._store = SnapshotStore(reuse_memory)
 
     @classmethod
     def load(
@@ -112,11 +62,12 @@ class Model:
         threads: int | None = None,
         chunk: int | None = None,
         memory_limit: int | None = None,
+        reuse_memory: int | None = None,
         ablate: Sequence[str] = (),
         revision: str | None = None,
         offline: bool = False,
         progress: Callable[[str, int, int], None] | None = None,
-    ) -> Model:
+    ) -> Self:
         """Load a checkpoint.
 
         Args:
@@ -131,6 +82,9 @@ class Model:
             threads: of the CPU device; None is one for each physical core.
             chunk: tokens of a prefill pass; None takes the device's choice.
             memory_limit: bytes that weights and one session may take; None is what the device has.
+            reuse_memory: bytes for states of earlier prompts, from which later ones that begin
+                alike go on; 0 keeps none. None is a quarter of what is left beside the weights and
+                one session of the default context, at most 2 GiB.
             ablate: names of `techniques()` that plans shall leave out, to measure their worth.
             revision: branch, tag or commit of a hub checkpoint.
             offline: open no connection.
@@ -142,68 +96,30 @@ class Model:
             ContextError: `context` does not fit beside the weights.
             ValueError: an option is out of range.
         """
-        started = time.perf_counter()
-        kv = check_kv(kv, precision)
-        for name, value in (("context", context), ("threads", threads), ("chunk", chunk)):
-            if value is not None and not 1 <= value < 2**31:
-                raise ValueError(f"{name}: {value}, expected at least 1")
-        options = core_options(
-            precision,
-            kv=kv,
-            chunk=chunk,
-            memory_limit=memory_limit,
-            io_threads=max(2, min(4, os.cpu_count() or 2)),
-            ablate=ablate,
-        )
-        folder, commit = resolve(source, revision, offline, progress)
-        checkpoint = open_checkpoint(folder)
-        config = checkpoint.config
-        tokenizer = None
-        if checkpoint.tokenizer is not None:
-            from lily.tokenizer import Tokenizer
+        from lily.opening import open_model
 
-            tokenizer = Tokenizer(checkpoint.tokenizer, stop_ids=checkpoint.stop_ids)
-            if tokenizer.n_tokens > config.vocab_size:
-                raise CheckpointError(
-                    f"{checkpoint.tokenizer}: {tokenizer.n_tokens} tokens,"
-                    f" expected at most the model's vocab_size of {config.vocab_size}"
-                )
-        sampling = Sampling.from_generation_config(checkpoint.generation_config)
-
-        n_tokens = tokenizer.n_tokens if tokenizer else config.vocab_size
-
-        core_device = _core.Device(device, threads or 0)
-        memory = plan_checkpoint(checkpoint, core_device, options, n_tokens)
-        if context is not None and memory.largest_context and context > memory.largest_context:
-            raise ContextError(
-                f"context: {context} tokens, expected at most {memory.largest_context},"
-                f" which is what fits in {memory.available / 1e9:.2f} GB beside the weights"
+        return cls(
+            *open_model(
+                source,
+                device,
+                precision,
+                kv,
+                context=context,
+                threads=threads,
+                chunk=chunk,
+                memory_limit=memory_limit,
+                reuse_memory=reuse_memory,
+                ablate=ablate,
+                revision=revision,
+                offline=offline,
+                progress=progress,
             )
-        engine = _core.Engine.load(
-            core_device,
-            core_config(config, n_tokens),
-            core_table(checkpoint),
-            options,
-            None if progress is None else lambda done, total: progress("load", done, total),
         )
-        info = ModelInfo(
-            source=os.fspath(source),
-            folder=folder,
-            revision=commit,
-            form=checkpoint.form,
-            n_parameters=config.n_parameters,
-            config=config,
-            device=core_device.description,
-            precision=precision,
-            kv=kv,
-            context=context or memory.default_context,
-            memory=memory,
-            sampling=sampling,
-            stop_ids=checkpoint.stop_ids,
-            load_s=time.perf_counter() - started,
-            ablated=tuple(ablate),
-        )
-        return cls(engine, info, core_device, tokenizer)
+
+    @classmethod
+    async def aload(cls, source: str | os.PathLike[str], **options: Any) -> Self:
+        """As `load`, for event loops."""
+        return await in_thread(lambda: cls.load(source, **options))
 
     def without(self, *names: str) -> Model:
         """The same weights, run without some of what makes plans fast: to measure its worth.
@@ -220,7 +136,8 @@ class Model:
         engine = self._live_engine().without(list(names))
         memory = memory_plan(engine.memory, self.info.config.max_position_embeddings)
         info = replace(self.info, ablated=names, memory=memory)
-        return Model(engine, info, cast(_core.Device, self._device), self._tokenizer)
+        device = cast(_core.Device, self._device)
+        return Model(engine, info, device, self._tokenizer, self._store.budget)
 
     def _live_engine(self) -> _core.Engine:
         if self._engine is None:
@@ -310,6 +227,10 @@ class Model:
         self._sessions.add(session)
         return session
 
+    def load_session(self, path: str | os.PathLike[str], *, context: int | None = None) -> Session:
+        """The session that `Session.save` wrote, to go on as it would have; see `Session.load`."""
+        return Session.load(path, self, context=context)
+
     def generate(
         self,
         prompt: str | Sequence[int] | Sequence[Message],
@@ -322,6 +243,9 @@ class Model:
         tools: Sequence[Mapping[str, Any]] | None = None,
         thinking: bool | None = None,
         special: bool = False,
+        format: Format | None = None,
+        logprobs: int | None = None,
+        reuse: Reuse = "any",
         **options: Any,
     ) -> Generation:
         """Generate text after a prompt.
@@ -335,32 +259,233 @@ class Model:
             progress: called with (prompt tokens done, prompt tokens in all).
             tools, thinking: for the chat template.
             special: whether spellings of special tokens in a text prompt become those tokens.
+            format: what the text must look like: a JSON schema, "json" for any JSON object, a
+                `Regex` or a `Grammar`.
+            logprobs: tell how likely each token was, beside so many of the likeliest (0…20).
+            reuse: where to go on from: "any" takes the longest beginning of the prompt of which
+                a state is kept; "exact" only states that prefill alone made, so that the result is
+                that of a cold start, token for token; "off" starts cold and keeps nothing.
             options: single sampling options over `sampling`: temperature, top_k, seed, …
 
         Returns:
             An iterator of `Piece` that also has `text()` and `result()`.
 
         Raises:
-            ValueError: the prompt is empty, or an option is unknown or out of range.
+            ValueError: the prompt is empty, an option is unknown or out of range, or the format is
+                not valid or not supported.
             ContextError: the prompt is longer than the context.
         """
-        if session is not None:
-            return session.generate(
-                prompt,
-                max_tokens=max_tokens,
-                stop=stop,
-                sampling=sampling,
-                progress=progress,
-                tools=tools,
-                thinking=thinking,
-                special=special,
-                **options,
-            )
-        drawn = (sampling or self.sampling).merged(options)
         tokens = self._prompt_tokens(prompt, tools, thinking, special)
-        return Generation(
-            self.session(), tokens, max_tokens, drawn, stop, progress, owns_session=True
+        return self._generation(
+            tokens,
+            session,
+            (sampling or self.sampling).merged(options),
+            max_tokens=max_tokens,
+            stop=stop,
+            progress=progress,
+            format=format,
+            logprobs=logprobs,
+            reuse=reuse,
         )
+
+    def _generation(
+        self, prompt: list[int], session: Session | None, sampling: Sampling, **options: Any
+    ) -> Generation:
+        """A generation in `session`, or in one of its own."""
+        own = session is None
+        return Generation(
+            self.session() if session is None else session,
+            prompt,
+            sampling=sampling,
+            owns_session=own,
+            **options,
+        )
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        tool_choice: Any = None,
+        parallel_tool_calls: bool = True,
+        thinking: bool | int | None = None,
+        format: Format | None = None,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        sampling: Sampling | None = None,
+        session: Session | None = None,
+        reuse: Reuse = "any",
+        logprobs: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        template: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Reply:
+        """Reply to a conversation.
+
+        Args:
+            messages: dicts with "role" and "content", as OpenAI's clients write them; the last is
+                usually the user's. `ReplyResult.message()` goes on with it.
+            tools: functions that the model may ask for: OpenAI's form, or Python functions.
+            tool_choice: "auto", "none", "required", or the name of a tool; None is "auto".
+            parallel_tool_calls: whether one reply may hold several calls; otherwise it ends after
+                the first.
+            thinking: whether to think before the answer, or at most how many tokens; None leaves
+                it to the template.
+            format: what the answer must be: a JSON schema, "json", `Regex` or `Grammar`. Thinking
+                stays free.
+            max_tokens: most tokens to draw, thinking included; None goes on to the end of the
+                context.
+            stop: strings that end the answer; they are never part of it. Not looked for in
+                thinking and tool calls.
+            sampling: how to draw; None takes the checkpoint's recommendation.
+            session: a session to go on in; None makes one for this call.
+            reuse: "any" goes on from whatever is remembered, "exact" only from what a cold call
+                would compute bit for bit, "off" from nothing.
+            logprobs: log probabilities of so many best tokens beside each drawn one.
+            progress: called with (prompt tokens done, prompt tokens in all).
+            template: further variables of the chat template.
+            options: single sampling options over `sampling`: temperature, top_k, seed, …
+
+        Returns:
+            An iterator of `ReplyPiece` that also has `text()` and `result()`.
+
+        Raises:
+            ValueError: a message, a tool or an option is malformed, unknown or out of range.
+            ContextError: the prompt is longer than the context.
+        """
+        from lily.chat_reply import open_reply
+
+        return open_reply(
+            self,
+            messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+            thinking=thinking,
+            format=format,
+            template=template,
+            sampling=(sampling or self.sampling).merged(options),
+            session=session,
+            max_tokens=max_tokens,
+            stop=stop,
+            reuse=reuse,
+            logprobs=logprobs,
+            progress=progress,
+        )
+
+    def run_tools(
+        self,
+        messages: Sequence[Message],
+        functions: Sequence[Callable[..., Any]],
+        *,
+        max_rounds: int = 10,
+        on_piece: Callable[[ReplyPiece], object] | None = None,
+        **options: Any,
+    ) -> ToolRun:
+        """Reply to a conversation, calling Python functions that the model asks for.
+
+        Args:
+            messages: as `chat` takes them.
+            functions: their type hints and docstrings become the tools' schemas. What one returns
+                goes to the model as text, JSON if it is no text; so does what it raises.
+            max_rounds: most replies; the last may end with calls that nobody has answered.
+            on_piece: called with each `ReplyPiece` as it comes.
+            options: as `chat` takes them.
+
+        Raises:
+            ValueError: as `chat`; or a function's hints have no schema.
+        """
+        from lily.tool_loop import ToolLoop
+
+        return ToolLoop(self, messages, functions, max_rounds, on_piece, options).run()
+
+    async def agenerate(
+        self, prompt: str | Sequence[int] | Sequence[Message], **options: Any
+    ) -> Generation:
+        """As `generate`, for event loops: `async for piece in await model.agenerate(…)`."""
+        return await in_thread(lambda: self.generate(prompt, **options))
+
+    async def achat(self, messages: Sequence[Message], **options: Any) -> Reply:
+        """As `chat`, for event loops: `async for piece in await model.achat(…)`."""
+        return await in_thread(lambda: self.chat(messages, **options))
+
+    async def arun_tools(
+        self,
+        messages: Sequence[Message],
+        functions: Sequence[Callable[..., Any]],
+        *,
+        max_rounds: int = 10,
+        on_piece: Callable[[ReplyPiece], object] | None = None,
+        **options: Any,
+    ) -> ToolRun:
+        """As `run_tools`, for event loops. Coroutine functions run in the caller's loop, others and
+        `on_piece` in another thread."""
+        from lily.tool_loop import in_loop
+
+        return await in_loop(self, messages, functions, max_rounds, on_piece, options)
+
+    def score(
+        self,
+        text: str | Sequence[int],
+        *,
+        after: str | Sequence[int] = (),
+        special: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Score:
+        """How likely the model finds a text: the log probability of each token, given those before.
+
+        Args:
+            text: text or token ids, at least one token.
+            after: text or token ids that come before and are not scored.
+            special: whether spellings of special tokens in text become those tokens.
+            progress: called with (tokens done, tokens in all).
+
+        Raises:
+            ValueError: there is no token, or an id is out of range.
+            ContextError: the two together are longer than the model was trained for, or do not fit
+                in memory.
+        """
+        from lily.scoring import score
+
+        ids, before = (
+            self.encode(t, special=special) if isinstance(t, str) else t for t in (text, after)
+        )
+        return score(self, ids, before, progress)
+
+    def rank(
+        self,
+        prompt: str | Sequence[int] | Sequence[Message],
+        choices: Sequence[str | Sequence[int]],
+        *,
+        by: Literal["total", "mean"] = "total",
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool | None = None,
+        special: bool = False,
+    ) -> list[Ranked]:
+        """Choices in the order of how likely they are to follow a prompt, best first.
+
+        The prompt is computed once. Each choice is encoded on its own: after a text that ends with
+        a letter, choices usually begin with a space.
+
+        Args:
+            prompt: as for `generate`.
+            choices: texts or token ids, each of at least one token.
+            by: rank by the log probability of the whole choice, or by its mean for each token,
+                which does not favour short ones.
+            tools, thinking, special: as for `generate`.
+
+        Raises:
+            ValueError: the prompt, the choices or one of them is empty, or an id is out of range.
+            ContextError: prompt and longest choice are longer than the model was trained for, or do
+                not fit in memory.
+        """
+        from lily.scoring import rank
+
+        return rank(self, self._prompt_tokens(prompt, tools, thinking, special), choices, by)
+
+    def reuse_stats(self) -> ReuseStats:
+        """What the model keeps of earlier prompts: snapshots, bytes, hits, evictions."""
+        return self._store.stats()
 
     def _prompt_tokens(
         self,
@@ -383,12 +508,16 @@ class Model:
         if n_tokens > context:
             raise ContextError(f"prompt: {n_tokens} tokens, expected at most {context}")
 
-    def _turn_start(self, prompt: Sequence[int]) -> int:
-        """Where the reply's own turn begins in a chat prompt, 0 if there is none."""
+    def _turn_starts(self, prompt: Sequence[int]) -> list[int]:
+        """Where the turns of a chat prompt begin; the last of them is the reply's own."""
         start = self._tokenizer.added_tokens.get(TURN_START) if self._tokenizer else None
-        if start is None or start not in prompt:
-            return 0
-        return len(prompt) - 1 - list(reversed(prompt)).index(start)
+        return [i for i, token in enumerate(prompt) if token == start]
+
+    def _constraint(self, format: Format) -> Constraint:
+        """A format's constraint on this model's tokens."""
+        from lily.grammar import compile_format
+
+        return compile_format(format, self.tokenizer)
 
     def _stream_decoder(self) -> StreamDecoder | None:
         """Turns drawn tokens into text; None without a tokenizer."""
@@ -400,6 +529,7 @@ class Model:
 
     def close(self) -> None:
         """Free the model's memory and close its sessions. Calls after this raise ValueError."""
+        self._store.close()
         for session in list(self._sessions):
             session.close()
         self._engine = None
@@ -414,6 +544,8 @@ class Model:
     def __repr__(self) -> str:
         state = "" if self._engine else ", closed"
         return (
-            f"Model({self.info.source!r}, {self.info.n_parameters / 1e9:.2f} B parameters,"
-            f" {self.info.device}{state})"
+            f"Model({self.info.source!r}, {self.info._size} parameters, {self.info.device}{state})"
         )
+
+    def _repr_html_(self) -> str:
+        return self.info._repr_html_()

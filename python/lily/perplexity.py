@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lily.errors import ContextError, DeviceError
-from lily.session import Tokens, token_array
+from lily.token_ids import Tokens, token_array
 
 if TYPE_CHECKING:
     from lily.model import Model

@@ -72,6 +72,13 @@ class Sampling:
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
+    def __repr__(self) -> str:
+        """What differs from the defaults."""
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        default = {f.name: f.default for f in fields(self)} | {"logit_bias": {}}
+        options = [f"{k}={v!r}" for k, v in given.items() if v != default[k]]
+        return f"Sampling({', '.join(options)})"
+
     @classmethod
     def greedy(cls) -> Sampling:
         """The best token at each step: no chance, no penalties."""

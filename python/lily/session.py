@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -10,15 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lily import _core
+from lily.asynchronous import in_thread
 from lily.generation import Generation
+from lily.reuse import latest
 from lily.sampling import Sampling
+from lily.session_file import load_session, save_session
 from lily.stream import Stream
+from lily.token_ids import Tokens, token_array
 
 if TYPE_CHECKING:
     from lily.chat import Message
+    from lily.chat_reply import Reply
+    from lily.grammar import Constraint
     from lily.model import Model
 
-Tokens = Sequence[int] | NDArray[np.integer[Any]]
 Progress = Callable[[int, int], None]
 Observer = Callable[[str, str, dict[str, NDArray[Any] | None], float | None], None]
 
@@ -84,12 +90,17 @@ class Snapshot:
 
     @property
     def bytes(self) -> int:
-        return self._core.bytes
+        return self._core.nbytes
 
     @property
     def tokens(self) -> list[int]:
         """The consumed tokens."""
         return self._core.tokens
+
+    @property
+    def exact(self) -> bool:
+        """Whether prefill alone made the state."""
+        return self._core.exact
 
     def __repr__(self) -> str:
         return f"Snapshot(position={self.position}, {self.bytes / 1e6:.1f} MB)"
@@ -107,11 +118,17 @@ class Session:
         self._model = model
         self._core: _core.Session | None = core
         self._kept: Snapshot | None = None
+        self._turn: Callable[[], None] | None = None  # waits, while a notebook's thread draws here
         self.cancels = 0  # calls of cancel() so far
         self.streams = 0  # streams started so far; only the last may draw
         self._snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()
 
     def _live(self) -> _core.Session:
+        if (wait := self._turn) is not None:
+            wait()
+        return self._open()
+
+    def _open(self) -> _core.Session:
         if self._core is None:
             raise ValueError("the session is closed")
         return self._core
@@ -140,6 +157,12 @@ class Session:
     def pending(self) -> int | None:
         """The last token of a stream, not consumed yet."""
         return self._live().pending
+
+    @property
+    def exact(self) -> bool:
+        """Whether prefill alone made the present state: then it is, bit for bit, that of a new
+        session after the same tokens. Decode steps round otherwise."""
+        return self._live().exact
 
     @property
     def device_s(self) -> float:
@@ -210,6 +233,8 @@ class Session:
         stop: str | Sequence[str] = (),
         *,
         stop_ids: Sequence[int] | None = None,
+        constraint: Constraint | None = None,
+        logprobs: int | None = None,
     ) -> Stream:
         """Draw tokens one after another, starting from the session's logits.
 
@@ -218,6 +243,8 @@ class Session:
             sampling: how to draw; None takes the model's default.
             stop: strings that end the text; they are never part of it.
             stop_ids: ids that end the text; None takes the checkpoint's. () goes past them.
+            constraint: what the text may look like, as `lily.grammar.compile_format` makes it.
+            logprobs: tell how likely each token was, beside so many of the likeliest (0…20).
 
         Returns:
             An iterator of `Piece`. Leaving its loop early stops it.
@@ -225,40 +252,49 @@ class Session:
         Raises:
             ValueError: an option is out of range, or the session has no logits yet.
         """
-        return Stream(self, max_tokens, sampling or self._model.sampling, stop, stop_ids)
+        return Stream(
+            self,
+            max_tokens,
+            sampling or self._model.sampling,
+            stop,
+            stop_ids,
+            constraint=constraint,
+            logprobs=logprobs,
+        )
 
     def generate(
-        self,
-        prompt: str | Sequence[int] | Sequence[Message],
-        *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        sampling: Sampling | None = None,
-        progress: Progress | None = None,
-        tools: Sequence[Any] | None = None,
-        thinking: bool | None = None,
-        special: bool = False,
-        **options: Any,
+        self, prompt: str | Sequence[int] | Sequence[Message], **options: Any
     ) -> Generation:
         """As `Model.generate`, in this session: what it holds of the prompt is not computed again.
 
-        The session goes on from its whole state if the prompt starts with it, from the latest
-        snapshot inside the common part otherwise, or starts over.
+        The session goes on from its whole state if the prompt starts with it, otherwise from the
+        latest snapshot inside the common part, its own or one that the model keeps, or starts over.
         """
-        return Generation(
-            self,
-            self._model._prompt_tokens(prompt, tools, thinking, special),
-            max_tokens,
-            (sampling or self._model.sampling).merged(options),
-            stop,
-            progress,
-        )
+        return self._model.generate(prompt, session=self, **options)
+
+    def chat(self, messages: Sequence[Message], **options: Any) -> Reply:
+        """As `Model.chat`, in this session."""
+        return self._model.chat(messages, session=self, **options)
+
+    async def aprefill(self, tokens: Tokens, *, progress: Progress | None = None) -> Logits:
+        """As `prefill`, for event loops; cancelling the task stops it between two chunks."""
+        return await in_thread(lambda: self.prefill(tokens, progress=progress), self.cancel)
+
+    async def adecode(self, token: int) -> Logits:
+        """As `decode`, for event loops."""
+        return await in_thread(lambda: self.decode(token))
+
+    async def ascore(
+        self, tokens: Tokens, *, progress: Progress | None = None
+    ) -> NDArray[np.float32]:
+        """As `score`, for event loops; cancelling the task stops it between two chunks."""
+        return await in_thread(lambda: self.score(tokens, progress=progress), self.cancel)
 
     def cancel(self) -> None:
         """End a running prefill (within a chunk), stream (within a token) or generation. From any
         thread."""
         self.cancels += 1
-        self._live().cancel()
+        self._open().cancel()
 
     def reset(self) -> None:
         """Forget everything: as new."""
@@ -270,10 +306,6 @@ class Session:
         self._snapshots.add(taken)
         return taken
 
-    def _keep_snapshot(self) -> None:
-        """Take a snapshot and hold it, in place of the one held before."""
-        self._kept = self.snapshot()
-
     def restore(self, snapshot: Snapshot) -> None:
         """Go to a snapshot of this model, taken from any of its sessions.
 
@@ -283,6 +315,46 @@ class Session:
         """
         self._live().restore(snapshot._core)
         self._snapshots.add(snapshot)
+
+    def _restore_stored(self, core: _core.Snapshot) -> None:
+        """Go to a snapshot of the model's store and hold it, in place of the one held before."""
+        snapshot = Snapshot(core, self._model)
+        self.restore(snapshot)
+        self._kept = snapshot
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the whole state to a file: tokens, KV rows in use, recurrent state, logits. Ends a
+        running stream; a pending token goes along.
+
+        The file takes the place of one that is there only once it is complete and on the disk.
+
+        Raises:
+            OSError: it cannot be written; a file that was there is as before.
+        """
+        save_session(self._live(), self._model, path)
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], model: Model, *, context: int | None = None
+    ) -> Session:
+        """A session in the state that `save` wrote, of the same model, precision and KV type.
+
+        On another device, or with another version of lily, it is no longer `exact`.
+
+        Args:
+            path: the file.
+            model: whose session it was.
+            context: most tokens it will hold; None takes what the saved one had.
+
+        Raises:
+            SessionFileError: the file is damaged, or not of this model; says what differs.
+            ContextError: the session does not fit.
+            OSError: the file cannot be read.
+        """
+        snapshot, saved_context = load_session(path, model)
+        session = model.session(saved_context if context is None else context)
+        session.restore(Snapshot(snapshot, model))
+        return session
 
     def fork(self, context: int | None = None) -> Session:
         """A new session in the same state; the two then go their own ways.
@@ -294,7 +366,8 @@ class Session:
         return other
 
     def rewind(self, position: int) -> int:
-        """Go back to the latest living snapshot of this sequence at or before `position`.
+        """Go back to the latest snapshot of this sequence at or before `position`: one of this
+        session that is still referred to, or one that the model keeps.
 
         Returns:
             The position reached, 0 if there is no such snapshot.
@@ -302,18 +375,18 @@ class Session:
         Raises:
             ValueError: `position` is negative or ahead of the session.
         """
-        tokens = self.tokens
-        if not 0 <= position <= len(tokens):
-            raise ValueError(f"position: {position}, expected 0…{len(tokens)}")
-        usable = [
-            s for s in self._snapshots if s.position <= position and _starts(tokens, s.tokens)
-        ]
-        if not usable:
+        if not 0 <= position <= self.position:
+            raise ValueError(f"position: {position}, expected 0…{self.position}")
+        tokens = self._live().token_bytes[: 4 * position]
+        best = latest(self._snapshots, tokens)
+        stored = self._model._store.find(tokens)
+        if stored is not None and (best is None or stored.position > best.position):
+            self._restore_stored(stored)
+        elif best is not None:
+            self.restore(best)
+        else:
             self.reset()
-            return 0
-        best = max(usable, key=lambda s: s.position)
-        self.restore(best)
-        return best.position
+        return self.position
 
     def discard_pending(self) -> None:
         """Drop the pending token. The session then has no logits until something is appended."""
@@ -321,7 +394,9 @@ class Session:
 
     def close(self) -> None:
         """Free the session's memory. Calls after this raise ValueError; closing again is fine."""
-        self._core = self._kept = None
+        if self._core is not None:
+            self._core = self._kept = None
+            self._model._store.settle()
 
     def __enter__(self) -> Session:
         return self
@@ -332,30 +407,5 @@ class Session:
     def __repr__(self) -> str:
         if self._core is None:
             return "Session(closed)"
-        return f"Session(position={self.position}, context={self.context})"
-
-
-def _starts(tokens: Sequence[int], prefix: Sequence[int]) -> bool:
-    return list(tokens[: len(prefix)]) == list(prefix)
-
-
-def token_array(tokens: Tokens) -> NDArray[np.uint32]:
-    """Token ids as uint32 [T].
-
-    Raises:
-        ValueError: not a sequence of integers that fit.
-    """
-    try:
-        array = np.asarray(tokens)
-    except (OverflowError, ValueError) as error:
-        raise ValueError(f"tokens: {error}") from None
-    if array.size == 0:
-        return np.empty(0, np.uint32)
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise ValueError(
-            f"tokens: {array.dtype} with {array.ndim} dimensions, expected integers with one"
-        )
-    bad = np.flatnonzero((array < 0) | (array > 0xFFFFFFFF))
-    if bad.size:
-        raise ValueError(f"tokens[{bad[0]}]: {array[bad[0]]}, expected an id in [0, V)")
-    return np.ascontiguousarray(array, dtype=np.uint32)
+        pending = "" if self.pending is None else f", pending={self.pending}"
+        return f"Session(position={self.position}, context={self.context}{pending})"

@@ -54,15 +54,18 @@ class Output:
             return
         self._last = text[-1]
         if self._terminal:
-            text = text.translate(_CONTROLS)
+            text = text.translate(CONTROLS)
         if dim != self._dim and self._colour:
             text = ("\033[2m" if dim else "\033[0m") + text
             self._dim = dim
+        self.raw(text)
+
+    def raw(self, text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    def end(self) -> None:
-        """End the line."""
+    def end(self, *, stopped: bool = False) -> None:
+        """End the line; `stopped` says that Ctrl-C was pressed."""
         if self._dim:
             sys.stdout.write("\033[0m")
             self._dim = False
@@ -70,9 +73,19 @@ class Output:
         sys.stdout.flush()
 
 
+def open_output(*, markdown: bool) -> Output:
+    """Where text goes; Markdown is set if that is a terminal and rich is installed."""
+    if markdown and is_terminal(sys.stdout):
+        with contextlib.suppress(ImportError):
+            from lily.markdown_output import MarkdownOutput
+
+            return MarkdownOutput()
+    return Output()
+
+
 # A model may draw any character; on a terminal, controls are shown instead of obeyed.
-_CONTROLS = {c: 0x2400 + c for c in range(32) if chr(c) not in "\n\t"}
-_CONTROLS |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+CONTROLS = {c: 0x2400 + c for c in range(32) if chr(c) not in "\n\t"}
+CONTROLS |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
 class Bar:

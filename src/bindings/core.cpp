@@ -19,6 +19,7 @@ namespace lily {
 namespace {
 
 using Ids = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Values = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Row = nb::ndarray<nb::numpy, float, nb::ndim<1>>;
 using Numbers = nb::typed<nb::dict, nb::str, nb::int_>;
 using Rows = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
@@ -348,15 +349,65 @@ Plan::Observer observer(Session& s, const nb::object& callback) {
   };
 }
 
-void bind_session(nb::module_& m) {
+nb::bytes token_bytes(const std::vector<uint32_t>& tokens) {
+  return nb::bytes(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(uint32_t));
+}
+
+// Shows each range of a snapshot's memory to a Python function, which may read or fill it.
+KvCache::Visit showing(const nb::object& callback) {
+  return [&callback](std::span<std::byte> bytes) {
+    nb::gil_scoped_acquire lock;
+    callback(nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(bytes.data(), {bytes.size()},
+                                                                   nb::none()),
+                      nb::rv_policy::reference));
+  };
+}
+
+void bind_snapshot(nb::module_& m) {
   nb::class_<Snapshot>(m, "Snapshot", "A session's state at one position.")
-      .def_prop_ro("position", [](const Snapshot& s) { return s.tokens.size(); })
-      .def_prop_ro("bytes",
-                   [](const Snapshot& s) {
-                     return s.state->bytes + s.ring->bytes + (s.logits ? s.logits->bytes : 0);
-                   })
-      .def_prop_ro("tokens", [](const Snapshot& s) { return s.tokens; })
-      .def_prop_ro("pending", [](const Snapshot& s) { return s.pending; });
+      .def_prop_ro("position", &Snapshot::position)
+      .def_prop_ro("nbytes", &Snapshot::bytes)
+      .def_prop_ro("tokens", [](const Snapshot& s) { return s.at.tokens; })
+      .def_prop_ro("token_bytes", [](const Snapshot& s) { return token_bytes(s.at.tokens); })
+      .def_prop_ro("prompt_length", [](const Snapshot& s) { return s.at.prompt_length; })
+      .def_prop_ro("exact_length", [](const Snapshot& s) { return s.at.exact_length; })
+      .def_prop_ro("exact", &Snapshot::exact)
+      .def_prop_ro("pending", [](const Snapshot& s) { return s.at.pending; })
+      .def_prop_ro("has_logits", [](const Snapshot& s) { return s.logits != nullptr; })
+      .def_prop_ro("kv_bytes", [](const Snapshot& s) { return s.kv.bytes(); })
+      .def_prop_ro("kv_bytes_trimmed", [](const Snapshot& s) { return s.kv.bytes_of(s.position()); })
+      .def_prop_ro("kv_identity", [](const Snapshot& s) { return s.kv.identity(); })
+      .def_prop_ro("kv_owners", [](const Snapshot& s) { return s.kv.owners(); })
+      .def("precedes", &Snapshot::precedes, "longer"_a)
+      .def("sharing", &Snapshot::sharing, "longer"_a)
+      .def("trimmed", &Snapshot::trimmed, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "visit",
+          [](const Snapshot& s, nb::object callback) {
+            auto show = showing(callback);
+            nb::gil_scoped_release unlocked;
+            s.visit(show);
+          },
+          "callback"_a, "Show all numbers in turn, as uint8 arrays that are valid during the call.")
+      .def_static("payload_bytes", &Snapshot::payload_bytes, "engine"_a, "tokens"_a, "logits"_a)
+      .def_static(
+          "build",
+          [](std::shared_ptr<Engine> engine, const Ids& tokens, uint32_t prompt_length,
+             uint32_t exact_length, std::optional<uint32_t> pending, bool logits,
+             nb::object callback) {
+            auto show = showing(callback);
+            Place at{{tokens.data(), tokens.data() + tokens.size()},
+                     prompt_length,
+                     exact_length,
+                     pending};
+            nb::gil_scoped_release unlocked;
+            return Snapshot::build(std::move(engine), std::move(at), logits, show);
+          },
+          "engine"_a, "tokens"_a, "prompt_length"_a, "exact_length"_a, "pending"_a.none(),
+          "logits"_a, "callback"_a, "One whose numbers `callback` fills, in the order of visit().");
+}
+
+void bind_session(nb::module_& m) {
 
   nb::class_<Session>(m, "Session", "One token timeline.")
       .def(nb::init<std::shared_ptr<Engine>, uint32_t>(), "engine"_a, "context"_a)
@@ -391,6 +442,7 @@ void bind_session(nb::module_& m) {
             s.observe(span(tokens), as_prefill, observe);
           },
           "tokens"_a, "as_prefill"_a, "callback"_a)
+      .def("reserve", &Session::reserve, "tokens"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("decode", &Session::decode, "token"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("logits",
            [](const Session& s) -> std::optional<Row> {
@@ -404,7 +456,7 @@ void bind_session(nb::module_& m) {
           "start",
           [](Session& s, float temperature, uint32_t top_k, float top_p, float min_p,
              float repetition, float presence, float frequency, uint64_t seed,
-             std::vector<std::pair<uint32_t, float>> bias, uint32_t max_tokens) {
+             const Ids& bias_ids, const Values& bias, uint32_t max_tokens) {
             const Draw draw{.temperature = temperature,
                             .top_p = top_p,
                             .min_p = min_p,
@@ -415,11 +467,13 @@ void bind_session(nb::module_& m) {
                             .n_bias = 0,
                             .seed = seed};
             nb::gil_scoped_release unlocked;
-            s.start(draw, std::move(bias), max_tokens);
+            s.start(draw, {span(bias_ids), {bias.data(), bias.size()}}, max_tokens);
           },
           "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "repetition"_a, "presence"_a,
-          "frequency"_a, "seed"_a, "bias"_a, "max_tokens"_a)
+          "frequency"_a, "seed"_a, "bias_ids"_a, "bias"_a, "max_tokens"_a)
       .def("next", &Session::next, nb::call_guard<nb::gil_scoped_release>())
+      .def("advance", &Session::advance, nb::call_guard<nb::gil_scoped_release>())
+      .def("force", &Session::force, "token"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("stop", &Session::stop, nb::call_guard<nb::gil_scoped_release>())
       .def("cancel", &Session::cancel)
       .def_prop_ro("cancelled", &Session::cancelled)
@@ -431,7 +485,10 @@ void bind_session(nb::module_& m) {
       .def_prop_ro("position", &Session::position)
       .def_prop_ro("context", &Session::context)
       .def_prop_ro("pending", &Session::pending)
+      .def_prop_ro("exact", &Session::exact)
       .def_prop_ro("tokens", [](const Session& s) { return s.tokens(); })
+      .def_prop_ro("token_bytes", [](const Session& s) { return token_bytes(s.tokens()); })
+      .def("snapshot_bytes", &Session::snapshot_bytes, "rows"_a)
       .def_prop_ro("kv_bytes", &Session::kv_bytes)
       .def_prop_ro("device_s", &Session::device_s)
       .def("state", [](const Session& s, uint32_t layer) { return array(s.state(layer)); }, "layer"_a)
@@ -451,5 +508,6 @@ NB_MODULE(_core, m) {
   lily::register_errors();
   lily::bind_config(m);
   lily::bind_engine(m);
+  lily::bind_snapshot(m);
   lily::bind_session(m);
 }

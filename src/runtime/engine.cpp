@@ -70,16 +70,23 @@ KvShape shape_of_kv(const Config& c, const EngineOptions& options) {
           options.kv_int8 ? sizeof(float) : 0};
 }
 
+size_t layer_state_bytes(const Config& c) {
+  return size_t{c.linear_num_value_heads} * c.linear_value_head_dim * c.linear_key_head_dim *
+         sizeof(float);
+}
+
+size_t layer_ring_bytes(const Config& c, const EngineOptions& options) {
+  return size_t{conv_taps} * c.conv_channels() * element_bytes(SlotType::act, options.precision);
+}
+
 MemoryNeed needed(Device& device, const Qwen36& model, size_t weight_bytes,
                   const EngineOptions& options) {
   const Config& c = model.config();
-  const size_t act = element_bytes(SlotType::act, options.precision);
   MemoryNeed need;
   need.weight_bytes = weight_bytes;
-  const size_t state = size_t{c.linear_num_value_heads} * c.linear_value_head_dim *
-                       c.linear_key_head_dim * sizeof(float);
-  need.session_bytes = c.n_delta_layers() * (2 * state + conv_taps * c.conv_channels() * act) +
-                       c.vocab_size * sizeof(float) + c.hidden_size * sizeof(float) +
+  need.session_bytes =
+      c.n_delta_layers() * (2 * layer_state_bytes(c) + layer_ring_bytes(c, options)) +
+      c.vocab_size * sizeof(float) + c.hidden_size * sizeof(float) +
                        options.chunk * sizeof(uint32_t);
   need.position_bytes = shape_of_kv(c, options).position_bytes();
   auto stats = [&](PlanKind kind) {
@@ -178,6 +185,8 @@ std::shared_ptr<Engine> Engine::without(const Ablation& ablation) const {
 }
 
 KvShape Engine::kv_shape() const { return shape_of_kv(config(), options_); }
+size_t Engine::state_bytes() const { return layer_state_bytes(config()); }
+size_t Engine::ring_bytes() const { return layer_ring_bytes(config(), options_); }
 
 uint32_t Engine::max_rows(PlanKind kind) const { return rows_of(kind, options_, config()); }
 

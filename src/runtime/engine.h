@@ -62,6 +62,8 @@ class Engine {
   const MemoryNeed& memory() const { return need_; }
   const Tuning& tuning() const { return tuning_; }
   KvShape kv_shape() const;
+  size_t state_bytes() const;  // recurrent state of one layer
+  size_t ring_bytes() const;   // conv ring of one layer
 
   // Throws DeviceError in a process forked from the one that loaded the model: its device threads
   // do not exist there.

@@ -18,8 +18,12 @@ Slot KvCache::slot(uint32_t plane) const {
 bool KvCache::claim(uint32_t position, uint32_t end) {
   if (!rows_ || end > rows_->capacity) return false;
   std::lock_guard lock(rows_->mutex);
-  if (rows_.use_count() > 1 && position < rows_->written) return false;
-  rows_->written = std::max(rows_->written, end);
+  if (rows_.use_count() == 1)  // what others wrote beyond is nobody's any more
+    rows_->written = end;
+  else if (position < rows_->written)
+    return false;
+  else
+    rows_->written = std::max(rows_->written, end);
   return true;
 }
 
@@ -31,23 +35,50 @@ void KvCache::release(uint32_t position, uint32_t end) {
 
 void KvCache::reserve(uint32_t position, uint32_t end, uint32_t limit) {
   if (claim(position, end)) return;
-  uint64_t wanted = end;
-  if (end > capacity()) wanted = std::max<uint64_t>(end, 2 * uint64_t{capacity()});
-  wanted = (wanted + growth - 1) / growth * growth;
-  const uint64_t most = (uint64_t{std::max(limit, end)} + 63) / 64 * 64;
-  move_to(static_cast<uint32_t>(std::min(wanted, most)), position);
+  grow(position, end, limit);
   claim(position, end);
 }
 
+void KvCache::make_room(uint32_t position, uint32_t end, uint32_t limit) {
+  if (end > capacity()) grow(position, end, limit);
+}
+
+void KvCache::grow(uint32_t position, uint32_t end, uint32_t limit) {
+  uint64_t wanted = end;
+  if (end > capacity()) wanted = std::max<uint64_t>(end, 2 * uint64_t{capacity()});
+  wanted = (wanted + growth - 1) / growth * growth;
+  move_to(std::min(rounded(wanted), rounded(std::max(limit, end))), position);
+}
+
+KvCache KvCache::trimmed(uint32_t rows) const {
+  KvCache copy = *this;
+  if (rows == 0)
+    copy.rows_ = nullptr;
+  else
+    copy.move_to(rounded(rows), rows);
+  return copy;
+}
+
+void KvCache::visit(uint32_t rows, const Visit& visit) const {
+  if (rows == 0) return;
+  std::byte* at = rows_->buffer->data;
+  for (uint32_t plane = 0; plane < planes(); ++plane)
+    for (size_t bytes : {shape_.row_bytes(), shape_.scale_bytes})
+      for (uint32_t head = 0; bytes && head < shape_.heads; ++head) {
+        visit({at, rows * bytes});
+        at += rows_->capacity * bytes;
+      }
+}
+
 void KvCache::move_to(uint32_t capacity, uint32_t rows) {
-  const uint32_t planes = 2 * shape_.layers;
   auto next = std::make_shared<Rows>();
   next->capacity = capacity;
-  next->buffer = device_->allocate(std::max<size_t>(planes * plane_bytes(capacity), 1), "kv cache");
+  next->buffer =
+      device_->allocate(std::max<size_t>(planes() * plane_bytes(capacity), 1), "kv cache");
   if (rows_) {
     const std::byte* from = rows_->buffer->data;
     std::byte* to = next->buffer->data;
-    for (uint32_t plane = 0; plane < planes; ++plane)
+    for (uint32_t plane = 0; plane < planes(); ++plane)
       for (size_t bytes : {shape_.row_bytes(), shape_.scale_bytes})  // of each position
         for (uint32_t head = 0; head < shape_.heads; ++head) {
           std::memcpy(to, from, rows * bytes);

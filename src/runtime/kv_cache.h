@@ -1,8 +1,10 @@
 // Keys and values of a session's attention layers: append-only rows that forks share.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 
 #include "device/device.h"
 
@@ -29,11 +31,23 @@ class KvCache {
   void reserve(uint32_t position, uint32_t end, uint32_t limit);
   // Gives back the claim on the last rows, from `position` on.
   void release(uint32_t position, uint32_t end);
+  // Makes room for rows [position, end) without claiming them, under the same conditions.
+  void make_room(uint32_t position, uint32_t end, uint32_t limit);
+
+  // The first `rows` rows alone, in memory of just their size.
+  KvCache trimmed(uint32_t rows) const;
+  // Calls `visit` with the bytes of the first `rows` rows, in an order that the shape gives.
+  using Visit = std::function<void(std::span<std::byte>)>;
+  void visit(uint32_t rows, const Visit& visit) const;
 
   uint32_t capacity() const { return rows_ ? rows_->capacity : 0; }
   Slot keys(uint32_t layer) const { return slot(2 * layer); }
   Slot values(uint32_t layer) const { return slot(2 * layer + 1); }
   size_t bytes() const { return rows_ ? rows_->buffer->bytes : 0; }
+  size_t bytes_of(uint32_t rows) const { return rows ? planes() * plane_bytes(rounded(rows)) : 0; }
+  // Names the memory that caches share: equal for two caches just if they do; 0 for an empty one.
+  uintptr_t identity() const { return reinterpret_cast<uintptr_t>(rows_.get()); }
+  long owners() const { return rows_.use_count(); }
 
  private:
   // Layout: [layer][keys, values] of [head][capacity][head_dim] elements, then [head][capacity]
@@ -45,10 +59,13 @@ class KvCache {
     uint32_t written = 0;  // rows below may belong to any owner's history
   };
 
+  static uint32_t rounded(uint64_t rows) { return static_cast<uint32_t>((rows + 63) / 64 * 64); }
+  uint32_t planes() const { return 2 * shape_.layers; }
   Slot slot(uint32_t plane) const;
   size_t plane_bytes(uint32_t capacity) const {
     return size_t{shape_.heads} * capacity * (shape_.row_bytes() + shape_.scale_bytes);
   }
+  void grow(uint32_t position, uint32_t end, uint32_t limit);
   void move_to(uint32_t capacity, uint32_t rows);
 
   Device* device_;

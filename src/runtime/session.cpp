@@ -1,6 +1,8 @@
 #include "runtime/session.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "base/bf16.h"
@@ -25,26 +27,22 @@ Session::Session(std::shared_ptr<Engine> engine, uint32_t context)
   auto allocate = [&](size_t bytes, const char* label) {
     return device.allocate(std::max<size_t>(bytes, 4), label);
   };
-  for (auto& state : states_) state = allocate(c.n_delta_layers() * state_bytes(), "state");
-  ring_ = allocate(c.n_delta_layers() * ring_bytes(), "conv ring");
+  for (auto& state : states_) state = allocate(c.n_delta_layers() * engine_->state_bytes(), "state");
+  ring_ = allocate(c.n_delta_layers() * engine_->ring_bytes(), "conv ring");
   tokens_buffer_ = allocate(engine_->options().chunk * sizeof(uint32_t), "tokens");
   slots_ = allocate(2 * sizeof(uint32_t), "token slots");
   residual_ = allocate(c.hidden_size * sizeof(float), "residual");
   logits_ = allocate(c.vocab_size * sizeof(float), "logits");
   bias_ = allocate(8, "logit bias");
+  begin_run();
 }
 
 Session::~Session() = default;
 
-size_t Session::state_bytes() const {
-  const Config& c = engine_->config();
-  return size_t{c.linear_num_value_heads} * c.linear_value_head_dim * c.linear_key_head_dim *
-         sizeof(float);
-}
-
-size_t Session::ring_bytes() const {
-  return size_t{conv_taps} * engine_->config().conv_channels() *
-         element_bytes(SlotType::act, engine_->options().precision);
+// A new run of passes starts at the present position.
+void Session::begin_run() {
+  if (!lineage_.empty() && lineage_.back().first == position()) lineage_.pop_back();
+  lineage_.emplace_back(position(), new_run());
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -100,11 +98,11 @@ PlanOptions Session::prefill_plan(PlanKind kind, uint32_t rows) const {
 
 void Session::bind(Buffer& tokens, Buffer& logits) {
   const Config& c = engine_->config();
+  const size_t state = engine_->state_bytes(), ring = engine_->ring_bytes();
   for (uint32_t n = 0; n < c.n_delta_layers(); ++n) {
-    bindings_.at(Role::state_in, n) = {states_[parity_].get(), n * state_bytes(), state_bytes()};
-    bindings_.at(Role::state_out, n) = {states_[parity_ ^ 1].get(), n * state_bytes(),
-                                        state_bytes()};
-    bindings_.at(Role::ring, n) = {ring_.get(), n * ring_bytes(), ring_bytes()};
+    bindings_.at(Role::state_in, n) = {states_[parity_].get(), n * state, state};
+    bindings_.at(Role::state_out, n) = {states_[parity_ ^ 1].get(), n * state, state};
+    bindings_.at(Role::ring, n) = {ring_.get(), n * ring, ring};
   }
   for (uint32_t n = 0; n < c.n_attention_layers() && kv_.capacity(); ++n) {
     bindings_.at(Role::keys, n) = kv_.keys(n);
@@ -195,6 +193,7 @@ void Session::chunks(std::span<const uint32_t> tokens, float* scores, const Poll
     has_logits_ = false;
     run(plan, step_at(position(), rows));
     parity_ ^= 1;
+    prefilled(rows);
     tokens_.insert(tokens_.end(), tokens.begin() + done, tokens.begin() + done + rows);
     prompt_length_ = position();
     pending_.reset();
@@ -206,6 +205,11 @@ void Session::chunks(std::span<const uint32_t> tokens, float* scores, const Poll
   }
   take_logits();
   if (poll) poll(total, total);
+}
+
+// Prefill gives the same bits however a sequence is cut; a decode step has its own rounding.
+void Session::prefilled(uint32_t rows) {
+  if (exact()) exact_length_ += rows;
 }
 
 void Session::prefill(std::span<const uint32_t> tokens, const Poll& poll) {
@@ -243,6 +247,7 @@ void Session::step(uint32_t token) {
 
 void Session::consume_pending() {
   if (!pending_) return;
+  prepare(1, 0, false);
   step(*pending_);
   pending_.reset();
 }
@@ -282,8 +287,16 @@ void Session::observe(std::span<const uint32_t> tokens, bool as_prefill,
     throw;
   }
   parity_ ^= 1;
+  if (as_prefill) prefilled(rows);
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
   take_logits();
+}
+
+void Session::reserve(uint32_t tokens) {
+  check_usable();
+  check_room(tokens);
+  stop();
+  kv_.make_room(position(), position() + tokens, context_);
 }
 
 const float* Session::logits() const {
@@ -294,33 +307,59 @@ const float* Session::logits() const {
 // Streams
 // ---------------------------------------------------------------------------------------------
 
-void Session::start(const Draw& draw, std::vector<std::pair<uint32_t, float>> bias,
-                    uint32_t max_tokens) {
+void Session::check_bias(const Bias& bias) const {
+  const uint32_t v = engine_->config().vocab_size, n = engine_->config().n_tokens;
+  if (bias.ids.size() != bias.values.size())
+    throw ArgumentError("bias: " + std::to_string(bias.values.size()) + " values, expected one for " +
+                        "each of " + std::to_string(bias.ids.size()) + " ids");
+  std::vector<bool> banned;
+  uint32_t left = n;
+  for (size_t i = 0; i < bias.ids.size(); ++i) {
+    const uint32_t id = bias.ids[i];
+    if (id >= v)
+      throw ArgumentError("bias: token " + std::to_string(id) + ", expected below " +
+                          std::to_string(v));
+    if (std::isnan(bias.values[i]))
+      throw ArgumentError("bias: NaN for token " + std::to_string(id) + ", expected a number");
+    if (bias.values[i] != -INFINITY || id >= n) continue;
+    banned.resize(n);
+    left -= !banned[id];
+    banned[id] = true;
+  }
+  if (left == 0)
+    throw ArgumentError("bias: bans all " + std::to_string(n) + " tokens, expected one to be left");
+}
+
+void Session::start(const Draw& draw, const Bias& bias, uint32_t max_tokens) {
   check_usable();
   if (max_tokens == 0) throw ArgumentError("max_tokens: expected at least 1, found 0");
-  for (const auto& [id, value] : bias) check_tokens({&id, 1});
+  check_bias(bias);
   if (!pending_ && !has_logits_)
     throw ArgumentError("stream: expected a session with logits, found none\n"
                         "hint: call prefill() or decode() first");
   check_room(pending_.has_value());
   stop();
-
-  const size_t half = std::max<size_t>(bias.size(), 1) * 4;
-  if (bias_->bytes != 2 * half) bias_ = engine_->device().allocate(2 * half, "logit bias");
-  for (size_t i = 0; i < bias.size(); ++i) {
-    std::memcpy(bias_->data + 4 * i, &bias[i].first, 4);
-    std::memcpy(bias_->data + half + 4 * i, &bias[i].second, 4);
-  }
+  fill_bias(bias);
   Draw complete = draw;
-  complete.n_bias = static_cast<uint32_t>(bias.size());
+  complete.n_bias = static_cast<uint32_t>(bias.ids.size());
   const bool penalties = draw.repetition != 1 || draw.presence != 0 || draw.frequency != 0;
   const size_t count_bytes = engine_->config().vocab_size * sizeof(uint32_t);
   if (penalties && !counts_) counts_ = engine_->device().allocate(count_bytes, "penalty counts");
-  if (pending_) prepare(1, 0, false);
   consume_pending();
   if (penalties) fill_counts();
   cancelled_ = false;
   decoder_ = std::make_unique<Decoder>(*this, complete, penalties, max_tokens);
+  streaming_ = true;
+}
+
+// The buffer grows in powers of two: masks differ in length from token to token.
+void Session::fill_bias(const Bias& bias) {
+  const size_t bytes = bias.ids.size_bytes();
+  if (bias_->bytes < 2 * bytes)
+    bias_ = engine_->device().allocate(2 * std::bit_ceil(bytes), "logit bias");
+  if (bytes == 0) return;
+  std::memcpy(bias_->data, bias.ids.data(), bytes);
+  std::memcpy(bias_->data + bias_->bytes / 2, bias.values.data(), bytes);
 }
 
 // Everything up to the last prefill is prompt, what came after it was generated.
@@ -346,7 +385,29 @@ std::optional<uint32_t> Session::next() {
   }
 }
 
+void Session::advance() {
+  check_usable();
+  if (!pending_) throw ArgumentError("advance: expected a pending token, found none");
+  check_room(1);
+  end_decoder();
+  consume_pending();
+}
+
+void Session::force(uint32_t token) {
+  check_usable();
+  check_tokens({&token, 1});
+  check_room(pending_.has_value());
+  end_decoder();
+  consume_pending();
+  pending_ = token;
+}
+
 void Session::stop() {
+  streaming_ = false;
+  end_decoder();
+}
+
+void Session::end_decoder() {
   if (!decoder_) return;
   auto decoder = std::move(decoder_);
   decoder->stop();
@@ -359,14 +420,21 @@ void Session::stop() {
 void Session::reset() {
   engine_->check_process();
   decoder_.reset();
+  streaming_ = false;
   kv_ = KvCache(engine_->device(), engine_->kv_shape());
   for (auto& state : states_) std::memset(state->data, 0, state->bytes);
   std::memset(ring_->data, 0, ring_->bytes);
   parity_ = 0;
   tokens_.clear();
-  prompt_length_ = 0;
+  lineage_.clear();
+  begin_run();
+  prompt_length_ = exact_length_ = 0;
   pending_.reset();
   has_logits_ = poisoned_ = false;
+}
+
+size_t Session::snapshot_bytes(uint32_t rows) const {
+  return states_[0]->bytes + ring_->bytes + logits_->bytes + kv_.bytes_of(rows);
 }
 
 Snapshot Session::snapshot() {
@@ -382,28 +450,31 @@ Snapshot Session::snapshot() {
           copy(*states_[parity_], "snapshot"),
           copy(*ring_, "snapshot"),
           has_logits_ ? copy(*logits_, "snapshot") : nullptr,
-          tokens_,
-          prompt_length_,
-          pending_};
+          {tokens_, prompt_length_, exact_length_, pending_},
+          lineage_};
 }
 
 void Session::restore(const Snapshot& from) {
   engine_->check_process();
   if (from.engine != engine_)
     throw ArgumentError("snapshot: expected one of this model, found one of another");
-  if (from.tokens.size() > context_)
-    throw ContextError("snapshot: " + std::to_string(from.tokens.size()) +
+  if (from.position() > context_)
+    throw ContextError("snapshot: " + std::to_string(from.position()) +
                        " tokens, expected at most " + std::to_string(context_));
   decoder_.reset();
+  streaming_ = false;
   kv_ = from.kv;
   parity_ = 0;
   std::memcpy(states_[0]->data, from.state->data, from.state->bytes);
   std::memcpy(ring_->data, from.ring->data, from.ring->bytes);
   if (from.logits) std::memcpy(logits_->data, from.logits->data, from.logits->bytes);
   has_logits_ = from.logits != nullptr;
-  tokens_ = from.tokens;
-  prompt_length_ = from.prompt_length;
-  pending_ = from.pending;
+  tokens_ = from.at.tokens;
+  prompt_length_ = from.at.prompt_length;
+  exact_length_ = from.at.exact_length;
+  pending_ = from.at.pending;
+  lineage_ = from.lineage;
+  begin_run();
   poisoned_ = false;
 }
 
@@ -415,8 +486,9 @@ void Session::discard_pending() {
 
 std::vector<float> Session::state(uint32_t n) const {
   LILY_CHECK(n < engine_->config().n_delta_layers());
-  std::vector<float> out(state_bytes() / sizeof(float));
-  std::memcpy(out.data(), states_[parity_]->data + n * state_bytes(), state_bytes());
+  const size_t bytes = engine_->state_bytes();
+  std::vector<float> out(bytes / sizeof(float));
+  std::memcpy(out.data(), states_[parity_]->data + n * bytes, bytes);
   return out;
 }
 
@@ -426,7 +498,7 @@ std::vector<float> Session::conv(uint32_t n) const {
   std::vector<float> out;
   for (uint32_t back = 3; back >= 1; --back) {
     const size_t first = size_t{(position() - back) & 3} * channels;
-    const std::byte* ring = ring_->data + n * ring_bytes();
+    const std::byte* ring = ring_->data + n * engine_->ring_bytes();
     for (uint32_t c = 0; c < channels; ++c)
       out.push_back(engine_->options().precision == Precision::fast
                         ? static_cast<float>(reinterpret_cast<const bf16*>(ring)[first + c])

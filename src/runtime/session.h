@@ -9,21 +9,16 @@
 #include <optional>
 #include <span>
 
-#include "runtime/engine.h"
-#include "runtime/kv_cache.h"
+#include "runtime/snapshot.h"
 
 namespace lily {
 
 class Decoder;
 
-// A session's state at one position; restoring it into any session of the same model is exact.
-struct Snapshot {
-  std::shared_ptr<Engine> engine;
-  KvCache kv;
-  std::shared_ptr<Buffer> state, ring, logits;  // logits only if they were there
-  std::vector<uint32_t> tokens;                 // consumed so far
-  uint32_t prompt_length = 0;
-  std::optional<uint32_t> pending;
+// Values to add to logits, by token id; -inf bans one. An id may occur several times.
+struct Bias {
+  std::span<const uint32_t> ids;
+  std::span<const float> values;
 };
 
 class Session {
@@ -45,15 +40,23 @@ class Session {
   // As decode(token) or, for several, a prefill of one chunk, one dispatch at a time.
   void observe(std::span<const uint32_t> tokens, bool as_prefill, const Plan::Observer&);
 
+  // Makes room for so many more tokens at once, so that the KV cache need not move in between.
+  void reserve(uint32_t tokens);
+
   // float32 [V] after the last token, or nullptr where there are none.
   const float* logits() const;
 
-  // Starts a stream of drawn tokens, ending one that runs. `bias` pairs ids with values to add.
-  void start(const Draw&, std::vector<std::pair<uint32_t, float>> bias, uint32_t max_tokens);
+  // Starts a stream of drawn tokens, ending one that runs.
+  void start(const Draw&, const Bias&, uint32_t max_tokens);
   // The next token, or none after max_tokens, at the end of the context, or when cancelled.
   std::optional<uint32_t> next();
+  // Between two tokens of a stream, which stays open but draws no more until started again:
+  // consumes the pending token by a decode step that leaves logits;
+  void advance();
+  // appends a token as if it had been drawn: consumes the one pending, and is pending then.
+  void force(uint32_t token);
   void stop();  // ends the stream; the last token stays pending
-  bool streaming() const { return decoder_ != nullptr; }
+  bool streaming() const { return streaming_; }
 
   void cancel() { cancelled_ = true; }  // from any thread: ends a running prefill or stream
   bool cancelled() const { return cancelled_; }
@@ -66,8 +69,12 @@ class Session {
   uint32_t position() const { return static_cast<uint32_t>(tokens_.size()); }
   uint32_t context() const { return context_; }
   std::optional<uint32_t> pending() const { return pending_; }
+  // Whether prefill alone made the present state.
+  bool exact() const { return exact_length_ == position(); }
   const std::vector<uint32_t>& tokens() const { return tokens_; }
   size_t kv_bytes() const { return kv_.bytes(); }
+  // What a snapshot would copy, and `rows` KV rows.
+  size_t snapshot_bytes(uint32_t rows) const;
   // Seconds that the device has worked on what the session waited for.
   double device_s() const { return device_s_; }
   Engine& engine() { return *engine_; }
@@ -84,6 +91,7 @@ class Session {
   void check_usable();
   void check_tokens(std::span<const uint32_t> tokens) const;
   void check_room(size_t n) const;
+  void check_bias(const Bias&) const;
   void prepare(uint32_t steps, uint32_t n, bool scores);
   uint32_t most_rows(bool scores) const;
   const Plan& chunk_plan(uint32_t left, bool scores);
@@ -98,9 +106,11 @@ class Session {
   void take_logits();
   void step(uint32_t token);
   void consume_pending();
+  void end_decoder();
   void fill_counts();
-  size_t state_bytes() const;
-  size_t ring_bytes() const;
+  void fill_bias(const Bias&);
+  void prefilled(uint32_t rows);
+  void begin_run();
 
   std::shared_ptr<Engine> engine_;
   uint32_t context_;
@@ -110,10 +120,13 @@ class Session {
   uint32_t parity_ = 0;  // which state buffer holds the state at position()
   std::vector<uint32_t> tokens_;
   uint32_t prompt_length_ = 0;  // tokens before it count as prompt for penalties
+  uint32_t exact_length_ = 0;
+  Lineage lineage_;
   std::optional<uint32_t> pending_;  // returned by a stream, not consumed yet
   double device_s_ = 0;
   bool has_logits_ = false;
   bool poisoned_ = false;
+  bool streaming_ = false;  // a stream was started, and only its own calls came since
   std::atomic<bool> cancelled_{false};
   Bindings bindings_;
   std::unique_ptr<Decoder> decoder_;

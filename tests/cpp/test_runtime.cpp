@@ -2,7 +2,9 @@
 // Run under ThreadSanitizer and AddressSanitizer as well.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
+#include <numeric>
 #include <thread>
 
 #include "base/error.h"
@@ -55,6 +57,52 @@ TEST(a_stream_stopped_anywhere_continues_as_if_it_had_not) {
   }
 }
 
+// Token by token, with or without a mask that allows all, a stream draws what the pipelined one does;
+// tokens that the caller forces are as if drawn.
+TEST(steps_draw_what_the_pipeline_draws) {
+  const Draw draw{.temperature = 1, .repetition = 1.2f, .presence = 0.5f, .seed = 3};
+  Session whole(engine(), 100);
+  whole.prefill(prompt(20), nullptr);
+  const auto expected = take(whole, 100, draw);
+  CHECK(expected.size() == 81);
+  std::vector<uint32_t> ids(200);
+  std::iota(ids.begin(), ids.end(), 0);
+  const std::vector<float> zeros(200);
+  Session s(engine(), 100);
+  s.prefill(prompt(20), nullptr);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (s.pending()) s.advance();
+    CHECK(s.logits() != nullptr);
+    if (i % 5 == 2) {
+      s.force(expected[i]);
+      continue;
+    }
+    s.start(draw, i % 2 ? Bias{ids, zeros} : Bias{}, i % 3 ? 1 : 9);
+    CHECK(s.next() == expected[i] && s.streaming());
+  }
+  CHECK(s.position() == 100 && s.pending() == expected.back() && s.tokens() == whole.tokens());
+  CHECK(throws<ContextError>([&] { s.advance(); }, "100 + 1 tokens"));
+  CHECK(throws<ContextError>([&] { s.force(3); }, "100 + 1 tokens"));
+  s.stop();
+  CHECK(!s.streaming());
+}
+
+// One token is left of a vocabulary; in the next step another.
+TEST(a_mask_may_ban_all_tokens_but_one) {
+  Session s(engine(), 100);
+  s.prefill(prompt(20), nullptr);
+  for (uint32_t only : {7u, 180u, 0u}) {
+    std::vector<uint32_t> ids;
+    for (uint32_t i = 0; i < 200; ++i)
+      if (i != only) ids.push_back(i);
+    const std::vector<float> ban(ids.size(), -INFINITY);
+    for (const Draw& draw : {Draw{}, Draw{.temperature = 1, .seed = 3}}) {
+      s.start(draw, {ids, ban}, 3);
+      while (auto token = s.next()) CHECK(*token == only);
+    }
+  }
+}
+
 TEST(cancelling_from_another_thread_leaves_the_session_exact) {
   Session fresh(engine(), 2000);
   fresh.prefill(prompt(50), nullptr);
@@ -104,6 +152,86 @@ TEST(forks_share_rows_and_go_their_own_ways) {
   for (const auto& tokens : seen) CHECK(tokens == greedy);
 }
 
+TEST(snapshots_share_rows_of_one_history_only) {
+  Session a(engine(), 400);
+  a.prefill(prompt(30), nullptr);
+  const Snapshot early = a.snapshot();
+  a.prefill(prompt(10), nullptr);
+  const Snapshot late = a.snapshot();
+  CHECK(early.precedes(late) && !late.precedes(early) && early.precedes(early));
+  CHECK(early.kv.identity() == late.kv.identity());
+
+  Session b(engine(), 400);
+  b.restore(early);
+  const Snapshot same = b.snapshot();
+  CHECK(same.precedes(early) && early.precedes(same));
+  b.prefill(prompt(20), nullptr);
+  const Snapshot other = b.snapshot();  // rows 30 … were another's
+  CHECK(other.kv.identity() != early.kv.identity());
+  CHECK(early.precedes(other) && !late.precedes(other) && !other.precedes(late));
+  Session c(engine(), 400);
+  c.prefill(prompt(40), nullptr);
+  CHECK(!early.precedes(c.snapshot()));  // equal bits, but nobody knows
+
+  const auto expected = take(a, 10);
+  b.restore(early.sharing(other));
+  const auto seen = take(b, 10);
+  b.restore(early.trimmed());
+  CHECK(take(b, 10) == seen);
+  b.restore(late.trimmed());
+  CHECK(take(b, 10) == expected);
+  CHECK(late.trimmed().kv.bytes() == late.kv.bytes_of(40) && late.kv.bytes_of(40) < late.kv.bytes());
+  CHECK(throws<ArgumentError>([&] { late.sharing(other); }, "went through"));
+}
+
+TEST(exactness_is_what_prefill_made) {
+  Session s(engine(), 400);
+  s.prefill(prompt(20), nullptr);
+  CHECK(s.exact() && take(s, 1).size() == 1 && s.exact());
+  const Snapshot before = s.snapshot();
+  CHECK(take(s, 1).size() == 1 && !s.exact());
+  s.prefill(prompt(5), nullptr);
+  const Snapshot after = s.snapshot();
+  CHECK(!after.exact() && after.at.exact_length == 20);
+  s.restore(before);
+  CHECK(s.exact());
+}
+
+TEST(a_snapshot_is_built_of_another_ones_bytes) {
+  Session a(engine(), 400);
+  a.prefill(prompt(37), nullptr);
+  for (bool decoded : {false, true}) {
+    if (decoded) take(a, 5);
+    const Snapshot s = a.snapshot();
+    std::vector<std::byte> bytes;
+    s.visit([&](auto range) { bytes.insert(bytes.end(), range.begin(), range.end()); });
+    const bool logits = s.logits != nullptr;
+    CHECK(bytes.size() == Snapshot::payload_bytes(*engine(), s.position(), logits));
+    size_t done = 0;
+    const Snapshot made = Snapshot::build(engine(), s.at, logits, [&](auto range) {
+      std::copy_n(bytes.begin() + done, range.size(), range.begin());
+      done += range.size();
+    });
+    CHECK(done == bytes.size() && !made.precedes(s) && !s.precedes(made));
+    Session b(engine(), 400);
+    b.restore(made);
+    CHECK(b.pending() == a.pending() && b.exact() == a.exact());
+    CHECK(take(b, 12) == take(a, 12));
+  }
+}
+
+TEST(a_place_that_lies_is_refused) {
+  const auto refused = [](Place at, bool logits, const char* what) {
+    return throws<ArgumentError>(
+        [&] { Snapshot::build(engine(), std::move(at), logits, [](auto) { CHECK(false); }); }, what);
+  };
+  CHECK(refused({.tokens = {5, 200}}, false, "tokens[1]: 200, expected below 200"));
+  CHECK(refused({.tokens = {5}, .prompt_length = 2}, false, "prompt_length: 2"));
+  CHECK(refused({.tokens = {5}, .exact_length = 2}, false, "exact_length: 2"));
+  CHECK(refused({.tokens = {5}, .pending = 5000}, false, "pending: 5000"));
+  CHECK(refused({}, true, "logits: found some"));
+}
+
 TEST(a_refused_call_changes_nothing) {
   Session s(engine(), 40);
   s.prefill(prompt(30), nullptr);
@@ -112,7 +240,17 @@ TEST(a_refused_call_changes_nothing) {
   const uint32_t wrong[] = {3, 200};
   CHECK(throws<ArgumentError>([&] { s.prefill(wrong, nullptr); }, "tokens[1]: 200"));
   CHECK(throws<ArgumentError>([&] { s.prefill({}, nullptr); }, "at least one"));
-  CHECK(throws<ArgumentError>([&] { s.start({}, {{200, 1.0f}}, 5); }, "expected below 200"));
+  const float less = -1, nan = NAN;
+  CHECK(throws<ArgumentError>([&] { s.start({}, {{wrong + 1, 1}, {&less, 1}}, 5); },
+                              "bias: token 200, expected below 200"));
+  CHECK(throws<ArgumentError>([&] { s.start({}, {wrong, {&less, 1}}, 5); }, "1 values"));
+  CHECK(throws<ArgumentError>([&] { s.start({}, {{wrong, 1}, {&nan, 1}}, 5); }, "NaN for token 3"));
+  std::vector<uint32_t> ids(200);
+  std::iota(ids.begin(), ids.end(), 0);
+  const std::vector<float> ban(200, -INFINITY);
+  CHECK(throws<ArgumentError>([&] { s.start({}, {ids, ban}, 5); }, "bans all"));
+  CHECK(throws<ArgumentError>([&] { s.advance(); }, "a pending token"));
+  CHECK(throws<ArgumentError>([&] { s.force(200); }, "tokens[0]: 200"));
   CHECK(s.position() == 30 && std::equal(before.begin(), before.end(), s.logits()));
   CHECK(take(s, 100).size() == 11);  // ten more positions, and one token that is only drawn
   CHECK(throws<ContextError>([&] { take(s, 1); }, "40 + 1 tokens"));

@@ -21,6 +21,7 @@ from lily.loading import _PLAIN, core_config
 
 CASES = int(os.environ.get("LILY_FUZZ_CASES", "3000"))
 FIRST_SEED = int(os.environ.get("LILY_FUZZ_SEED", "0"))
+NO_IDS, NO_VALUES = np.empty(0, np.uint32), np.empty(0, np.float32)
 ODD = [0, 1, 2, 3, 31, 32, 64, 65, 96, 128, 255, 256, 257, 4096, 2**16, 2**31 - 1, 2**32 - 1]
 
 
@@ -90,7 +91,7 @@ def test_lies_past_python_are_typed_errors(
             engine = load(device, mutated_config(found, rng), mutated_table(found, rng))
             session = _core.Session(engine, 40)
             session.prefill(np.arange(5, dtype=np.uint32), None)
-            session.start(0.0, 0, 1.0, 0.0, 1.0, 0.0, 0.0, 0, [], 3)
+            session.start(0.0, 0, 1.0, 0.0, 1.0, 0.0, 0.0, 0, NO_IDS, NO_VALUES, 3)
             while session.next() is not None:
                 pass
             session.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,8 +48,10 @@ def lily(*argv: str, text: str | None = None) -> subprocess.CompletedProcess[str
     )
 
 
-def start(*argv: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+@contextlib.contextmanager
+def started(*argv: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A running command, killed if the test fails before it ends."""
+    process = subprocess.Popen(
         command(*argv),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -55,6 +59,11 @@ def start(*argv: str) -> subprocess.Popen[bytes]:
         # A shell that runs the tests in the background has them ignore the signal.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_generate(folder: str) -> None:
@@ -158,21 +167,21 @@ def test_errors_are_one_line(argv: list[str], said: str, folder: str) -> None:
 
 
 def test_ctrl_c_ends_a_running_generation(endless: str) -> None:
-    with start("generate", endless, "x", "--seed", "1", "--context", "200000") as process:
+    with started("generate", endless, "x", "--seed", "1", "--context", "200000") as process:
         assert process.stdout
         assert process.stderr
         assert process.stdout.read(1)
         process.send_signal(signal.SIGINT)
         pressed = time.monotonic()
-        rest = process.stdout.read()
-        assert process.wait(timeout=60) == 130
+        rest, errors = process.communicate(timeout=60)
+        assert process.returncode == 130
         assert time.monotonic() - pressed < 20
-        assert process.stderr.read() == b""
+        assert errors == b""
         rest.decode()  # whole characters, whenever it stops
 
 
 def test_a_reader_that_leaves_ends_it_quietly(endless: str) -> None:
-    with start("generate", endless, "x", "--seed", "1", "--context", "200000") as process:
+    with started("generate", endless, "x", "--seed", "1", "--context", "200000") as process:
         assert process.stdout
         assert process.stderr
         os.read(process.stdout.fileno(), 1)

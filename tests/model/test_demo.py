@@ -82,12 +82,14 @@ def test_a_second_turn_reuses_the_first_and_says_the_same(exact: lily.Model) -> 
     again = {"role": "user", "content": "What did it say?"}
     session = exact.session()
 
-    def answer(session: lily.Session, messages: list[dict[str, str]]) -> lily.Result:
-        return session.generate(messages, thinking=False, temperature=0, max_tokens=60).result()
+    def answer(messages: list[dict[str, str]], **options: Any) -> lily.Result:
+        return session.generate(
+            messages, thinking=False, temperature=0, max_tokens=60, **options
+        ).result()
 
-    first = answer(session, [ask])
+    first = answer([ask])
     talk = [ask, {"role": "assistant", "content": first.text}, again]
-    warm, cold = answer(session, talk), answer(exact.session(), talk)
+    warm, cold = answer(talk), answer(talk, reuse="off")
     assert warm.usage.reused > 0
     assert cold.usage.reused == 0
     assert warm.tokens == cold.tokens

@@ -45,7 +45,7 @@ def test_cancelling_at_random_points_leaves_no_trace(tiny: lily.Model) -> None:
             while not over.wait(delay):  # again, should it have come between two calls
                 session.cancel()
 
-        other = threading.Thread(target=cancel)
+        other = threading.Thread(target=cancel, daemon=True)
         other.start()
         try:
             session.prefill(prompt * rng.randint(1, 3))

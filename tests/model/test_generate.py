@@ -293,7 +293,7 @@ def test_threads_share_a_model(tiny: lily.Model) -> None:
     def work(i: int) -> None:
         got[i] = tiny.generate(prompts[i], max_tokens=12, temperature=0).result().tokens
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(8)]
     for t in threads:
         t.start()
     for t in threads:
@@ -311,7 +311,7 @@ def test_the_interpreter_lock_is_free_in_prefill(tiny: lily.Model) -> None:
             ticks += 1
             time.sleep(0.001)
 
-    ticker = threading.Thread(target=tick)
+    ticker = threading.Thread(target=tick, daemon=True)
     ticker.start()
     tiny.session().prefill(PROMPT * 40)
     done = True

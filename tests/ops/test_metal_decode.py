@@ -765,6 +765,18 @@ def test_sample_draws_what_the_cpu_draws(kind: str, options: dict[str, Any]) -> 
         drawn(sample(logits, seed=1, step=step, **options))
 
 
+@pytest.mark.parametrize("n_allowed", [0, 1, 40, 2999])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_sample_under_a_mask_with_an_entry_for_each_token(
+    n_allowed: int, temperature: float
+) -> None:
+    rng = np.random.default_rng(n_allowed)
+    allowed = set(rng.permutation(3000)[:n_allowed].tolist())
+    mask = [(i, 0.0 if i in allowed else -np.inf) for i in range(3000)]
+    token = drawn(sample(normals(rng, 3000) * 3, bias=mask, temperature=temperature, seed=1))
+    assert token in allowed if allowed else token == NO_TOKEN
+
+
 # The released model's widths, with few experts and a short vocabulary.
 
 

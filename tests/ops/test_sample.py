@@ -102,6 +102,19 @@ def test_bias_comes_first_and_bans() -> None:
     assert sample(LOGITS, temperature=0.0, bias={1: -np.inf, 2: -np.inf}) == 0
 
 
+@pytest.mark.parametrize("isa", isas())
+@given(allowed=st.sets(st.integers(0, 39)), temperature=st.sampled_from([0.0, 1.0, 9.0]))
+def test_a_mask_with_an_entry_for_each_token(
+    isa: str, allowed: set[int], temperature: float
+) -> None:
+    logits = np.random.default_rng(1).standard_normal(40)
+    mask = {i: 0.0 if i in allowed else -np.inf for i in range(40)}
+    token = sample(logits, isa=isa, temperature=temperature, bias=mask, seed=3)
+    assert token in allowed if allowed else token == NO_TOKEN
+    if allowed and temperature == 0:
+        assert token == max(allowed, key=lambda i: logits[i])
+
+
 def test_padding_rows_are_never_drawn() -> None:
     logits = np.zeros(40)
     logits[30:] = 100

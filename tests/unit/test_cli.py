@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import io
 import json
 import os
@@ -20,10 +22,12 @@ from typing import Any
 import pytest
 
 from lily import bench, cli
-from lily.conversation import Reply
+from lily.chat_reply import ReplyPiece, ReplyResult
 from lily.errors import ContextError, DeviceError, Error
 from lily.generation import Result, Timings, Usage
 from lily.memory import MemoryPlan
+from lily.reply import ReplyParser
+from lily.sampling import Sampling
 from lily.stream import Piece
 from lily.terminal import Bar
 
@@ -58,8 +62,8 @@ class Pretend:
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         return [len(text), int(special)]
 
-    def render_chat(self, messages: Sequence[dict[str, str]], *, thinking: bool | None) -> str:
-        return "…<think>\n" if self.opened_thought else "…"
+    def chat(self, messages: Any, **options: Any) -> PretendReply:
+        return PretendReply(self.generate(messages, **options))
 
     def generate(self, prompt: Any, **options: Any) -> Pretend:
         self.asked.append((prompt, options))
@@ -104,6 +108,45 @@ class Pretend:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None: ...
+
+
+class PretendReply:
+    """What a model says, with the thinking told apart."""
+
+    def __init__(self, model: Pretend) -> None:
+        self._model = model
+        self._parser = ReplyParser(thinking=model.opened_thought)
+        self.cancel = model.cancel
+
+    def __iter__(self) -> Iterator[ReplyPiece]:
+        for piece in self._model:
+            for part in self._parser.push(piece.text):
+                yield ReplyPiece(part.reasoning, part.content)
+        for part in self._parser.finish():
+            yield ReplyPiece(part.reasoning, part.content)
+
+    def result(self) -> ReplyResult:
+        done = self._model.result()
+        return ReplyResult(
+            content=self._parser.content,
+            reasoning=self._parser.reasoning,
+            tool_calls=(),
+            finish_reason=done.finish_reason,
+            thinking_end=None,
+            stop=None,
+            seed=7,
+            tokens=done.tokens,
+            sampling=Sampling(),
+            usage=done.usage,
+            timings=done.timings,
+        )
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> PretendReply:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 @pytest.fixture
@@ -244,7 +287,7 @@ def test_options_reach_the_model(model: Pretend, capsys: Captured) -> None:
     command = """generate org/name Hi --max-tokens 9 --temperature 0.5 --top-k 3 --top-p 0.9
         --min-p 0.1 --seed 11 --repetition-penalty 1.1 --presence-penalty -0.5 --stop END
         --stop X --device cpu --precision float32 --kv int8 --context 77 --threads 2 --revision main
-        --offline --memory-limit 1.5GiB"""
+        --offline --memory-limit 1.5GiB --reuse-memory 0"""
     assert cli.main(command.split()) == 0
     assert model.loaded == {
         "source": "org/name",
@@ -254,6 +297,7 @@ def test_options_reach_the_model(model: Pretend, capsys: Captured) -> None:
         "context": 77,
         "threads": 2,
         "memory_limit": 3 << 29,
+        "reuse_memory": 0,
         "revision": "main",
         "offline": True,
         "progress": None,
@@ -273,6 +317,23 @@ def test_options_reach_the_model(model: Pretend, capsys: Captured) -> None:
         "repetition_penalty": 1.1,
         "presence_penalty": -0.5,
     }
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "generate folder Hi --max-tokens 9 --quiet",
+        "generate folder --max-tokens 9 Hi --quiet",
+        "generate folder --max-tokens 9 --quiet Hi",
+        "generate --max-tokens 9 folder --quiet Hi",
+        "generate --quiet --max-tokens 9 -- folder Hi",
+    ],
+)
+def test_a_prompt_may_stand_anywhere(line: str, model: Pretend, capsys: Captured) -> None:
+    assert cli.main(line.split()) == 0
+    assert model.loaded["source"] == "folder"
+    ((prompt, options),) = model.asked
+    assert (prompt, options["max_tokens"]) == ("Hi", 9)
 
 
 def test_options_not_given_are_left_to_the_checkpoint(model: Pretend, capsys: Captured) -> None:
@@ -319,6 +380,8 @@ def test_prompt_from_standard_input(
         (["generate", "folder"], "a PROMPT or --file"),
         (["generate", "folder", "Hi", "--file", "x"], "a PROMPT or --file"),
         (["generate", "folder", ""], "the prompt is empty"),
+        (["generate", "folder", "--quiet", "Hi", "Ho"], "unrecognized arguments: Ho"),
+        (["generate", "folder", "--frob", "Hi"], "unrecognized arguments: --frob"),
         (["generate", "folder", "Hi", "--frob"], "unrecognized arguments: --frob"),
         (["generate", "folder", "Hi", "--temp", "1"], "unrecognized arguments: --temp"),
         (["generate", "folder", "Hi", "--max-tokens", "0"], "--max-tokens: '0'"),
@@ -543,39 +606,12 @@ def test_chat_hands_thinking_back_apart(
     model.pieces = ["hm", "m\n</thi", "nk>\n\nYes", "."]
     type_in(monkeypatch, "one\ntwo\n")
     assert cli.main(["chat", "m"]) == 0
-    assert capsys.readouterr().out == "hmm\n\n\nYes.\n" * 2
+    assert capsys.readouterr().out == "hmm\n\nYes.\n" * 2
     assert model.asked[1][0][1] == {
         "role": "assistant",
         "content": "Yes.",
-        "reasoning_content": "hmm\n",
+        "reasoning_content": "hmm",
     }
-
-
-@pytest.mark.parametrize(
-    ("opened", "text", "thought", "answer"),
-    [
-        (False, "plain", "", "plain"),
-        (False, "a <think> b", "", "a <think> b"),
-        (False, "\n<think>\nhm</think>\n\nyes", "hm", "yes"),
-        (False, "<thin", "", "<thin"),
-        (False, "", "", ""),
-        (True, "hm</think>yes", "hm", "yes"),
-        (True, "</think>yes", "", "yes"),
-        (True, "hm </think", "hm </think", ""),
-        (True, "a <b> c</think>d</think>e", "a <b> c", "d</think>e"),
-    ],
-)
-def test_thinking_is_told_from_the_answer(
-    opened: bool, text: str, thought: str, answer: str
-) -> None:
-    for size in (1, 2, 3, 100):
-        reply = Reply(thinking=opened)
-        shown = ""
-        for start in range(0, len(text), size):
-            shown += "".join(part for part, _ in reply.push(text[start : start + size]))
-        shown += "".join(part for part, _ in reply.finish())
-        assert (reply.thought, reply.answer) == (thought, answer)
-        assert shown == thought + ("\n\n" if thought and answer else "") + answer
 
 
 def test_chat_on_a_terminal() -> None:
@@ -593,13 +629,17 @@ def test_chat_on_a_terminal() -> None:
     here = str(Path(__file__).parent)
     path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
-        with subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(script)],
-            env=os.environ | {"PYTHONPATH": path, "TERM": "xterm"},
-            stdin=follower,
-            stdout=follower,
-            stderr=follower,
-        ) as process:
+        with (
+            subprocess.Popen(
+                [sys.executable, "-c", textwrap.dedent(script)],
+                env=os.environ | {"PYTHONPATH": path, "TERM": "xterm"},
+                stdin=follower,
+                stdout=follower,
+                stderr=follower,
+            ) as process,
+            contextlib.ExitStack() as stack,
+        ):
+            stack.callback(process.kill)
             os.close(follower)  # so that reading ends if the process does
             read_until(leader, "> $")
             os.write(leader, "Grüße\n".encode())
@@ -611,11 +651,43 @@ def test_chat_on_a_terminal() -> None:
         os.close(leader)
 
 
+def test_generate_chat_on_a_terminal_tells_thinking_apart_and_sets_the_answer() -> None:
+    pytest.importorskip("rich")
+    script = """
+        import sys
+        from lily import cli
+        from test_cli import Pretend
+        import lily.model
+        lily.model.Model = Pretend()
+        lily.model.Model.opened_thought = True
+        lily.model.Model.pieces = ["h**m**</think>", "**Y", "es**"]
+        sys.exit(cli.main(["generate", "folder", "Hi", "--chat", "--quiet"]))
+    """
+    leader, follower = pty.openpty()
+    try:
+        here = str(Path(__file__).parent)
+        path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
+        subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script)],
+            env=os.environ | {"PYTHONPATH": path, "TERM": "xterm"},
+            stdout=follower,
+            timeout=60,
+            check=True,
+        )
+        shown = read_until(leader, "\033\\[0m\r\n$")
+        assert shown.startswith("\033[2mh**m**\r\n\r\n\033[0m**Yes**")
+        assert shown.endswith("\r\033[J\033[1mYes\033[0m\r\n")
+    finally:
+        os.close(leader)
+        os.close(follower)
+
+
 def read_until(terminal: int, pattern: str) -> str:
+    decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character
     seen = ""
     while not re.search(pattern, seen):
         assert select.select([terminal], [], [], 60)[0], seen
-        seen += os.read(terminal, 1000).decode()
+        seen += decoder.decode(os.read(terminal, 1000))
     return seen
 
 

@@ -59,7 +59,9 @@ void use(Session& s) {
   s.start({}, {}, 30);
   while (s.next()) {
   }
-  s.start({.temperature = 1, .repetition = 1.1f}, {{4, -1.0f}}, 30);
+  const uint32_t id = 4;
+  const float less = -1;
+  s.start({.temperature = 1, .repetition = 1.1f}, {{&id, 1}, {&less, 1}}, 30);
   for (int i = 0; i < 5; ++i) s.next();
   s.stop();
 }
