@@ -77,7 +77,7 @@ class MemoryPlan:
         )
 
     def _repr_html_(self) -> str:
-        from lily.notebook import table_html
+        from lily.html import table_html
 
         context = self.default_context
         total = ("in all", f"{amount(self.total(context))} with {context:,} tokens of context")

@@ -83,6 +83,6 @@ class ModelInfo:
         )
 
     def _repr_html_(self) -> str:
-        from lily.notebook import table_html
+        from lily.html import table_html
 
         return table_html(self._rows())

@@ -51,7 +51,7 @@ class ReuseStats:
         )
 
     def _repr_html_(self) -> str:
-        from lily.notebook import table_html
+        from lily.html import table_html
 
         return table_html(
             [
