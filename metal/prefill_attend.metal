@@ -18,41 +18,23 @@
 // The fast build stages queries, keys and values as the bf16 that they are; probabilities are
 // float. Codes of an int8 cache are staged as they are: a key's scale goes into its scores, a
 // value's into its probabilities. With LILY_HALF_TILES, for chips without bf16 arithmetic, tiles
-// become half: exact up to 65504, where they stop, and to 3e-8 below 6e-5.
+// become half: exact up to 65504, where they stop, and to 3e-8 below 6e-5. With LILY_TENSOR, another
+// kernel takes this one's place.
 #include "prefill_attend.h"
 
 #include "cache_rows.h"
+#include "fours.h"
 #include "grids.h"
-#include "tile_mma.h"
-
-#if LILY_FLOAT32
-typedef float Tile;
-#elif LILY_HALF_TILES
-typedef half Tile;
-#else
-typedef bfloat Tile;
-#endif
+#include "unroll.h"
 
 constant constexpr uint HEADS = PrefillAttend_HEADS, KV_HEADS = PrefillAttend_KV_HEADS;
-constant constexpr uint DH = PrefillAttend_DH, HALF = DH / 2, FRAGMENTS = HALF / 8;
+constant constexpr uint DH = PrefillAttend_DH, HALF = DH / 2;
 constant constexpr uint SHARING = PrefillAttend_APART ? 1 : HEADS / KV_HEADS;
 constant constexpr bool INT8 = PrefillAttend_KV_INT8 != 0;
 typedef CacheRow<INT8>::Type Row;
-constant constexpr uint ROWS = PREFILL_ATTEND_ROWS, KEYS = 16;
-constant constexpr uint TILE_STRIDE = DH + 8, SCORE_STRIDE = KEYS + 4;
+constant constexpr uint ROWS = PREFILL_ATTEND_ROWS;
 constant constexpr uint THREADS = 32 * PREFILL_ATTEND_SIMDGROUPS;
 static_assert(ROWS == 32 && PREFILL_ATTEND_SIMDGROUPS == 4, "rows are shared out for these");
-static_assert(4 * 128 <= ROWS * SCORE_STRIDE, "the diagonals take the place of one half's scores");
-
-// Four values into a tile. Half's largest number stands for all beyond, so that a weight of 0 makes
-// them 0.
-METAL_FUNC void stage4(threadgroup float* to, float4 v) { put4(to, v); }
-METAL_FUNC void stage4(threadgroup bfloat* to, float4 v) { put4(to, v); }
-METAL_FUNC void stage4(threadgroup half* to, float4 v) {
-  LILY_UNROLL for (uint j = 0; j < 4; j++)
-    v[j] = v[j] > 65504.0f ? 65504.0f : v[j] < -65504.0f ? -65504.0f : v[j];  // a NaN stays one
-  put4(to, v);
-}
 
 // Query rows of heads that share a key/value head.
 struct Queries {
@@ -65,6 +47,34 @@ struct Queries {
     return (ulong(token(row)) * HEADS + head(row)) * DH;
   }
 };
+
+// Operands of tensor operations have one type, and simdgroups share a head by pieces of 32.
+#if LILY_TENSOR && PrefillAttend_KV_INT8 == 0 && PrefillAttend_DH % 64 == 0
+#include "prefill_attend_tensor.h"
+#else
+#include "tile_mma.h"
+
+#if LILY_FLOAT32
+typedef float Tile;
+#elif LILY_HALF_TILES
+typedef half Tile;
+#else
+typedef bfloat Tile;
+#endif
+
+constant constexpr uint KEYS = 16, FRAGMENTS = HALF / 8;
+constant constexpr uint TILE_STRIDE = DH + 8, SCORE_STRIDE = KEYS + 4;
+static_assert(4 * 128 <= ROWS * SCORE_STRIDE, "the diagonals take the place of one half's scores");
+
+// Four values into a tile. Half's largest number stands for all beyond, so that a weight of 0 makes
+// them 0.
+METAL_FUNC void stage4(threadgroup float* to, float4 v) { put4(to, v); }
+METAL_FUNC void stage4(threadgroup bfloat* to, float4 v) { put4(to, v); }
+METAL_FUNC void stage4(threadgroup half* to, float4 v) {
+  LILY_UNROLL for (uint j = 0; j < 4; j++)
+    v[j] = v[j] > 65504.0f ? 65504.0f : v[j] < -65504.0f ? -65504.0f : v[j];  // a NaN stays one
+  put4(to, v);
+}
 
 // Rows 0 … KEYS - 1 of a cache, of which n are there; the others become 0, whatever memory holds.
 METAL_FUNC void stage_keys(device const Row* from, uint n, uint index, threadgroup Tile* to) {
@@ -231,3 +241,4 @@ kernel void prefill_attend(LILY_ARGUMENTS(PrefillAttend),
       simdgroup_barrier(mem_flags::mem_threadgroup);
     }
 }
+#endif

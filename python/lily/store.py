@@ -234,7 +234,8 @@ class SnapshotStore:
                 self._replace(key, self._entries[key].snapshot.sharing(short))
 
     def stats(self) -> ReuseStats:
-        with self._lock:
+        """Counts so far."""
+        with self._turn():
             return ReuseStats(
                 entries=len(self._entries),
                 bytes=self._bytes(),
@@ -247,8 +248,8 @@ class SnapshotStore:
 
     def close(self) -> None:
         """Forget all snapshots and keep none from now on."""
-        with self._lock:
-            self.budget = 0
+        self.budget = 0
+        with self._turn():
             for key in list(self._entries):
                 self._remove(key)
 

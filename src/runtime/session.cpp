@@ -245,9 +245,9 @@ void Session::step(uint32_t token) {
   take_logits();
 }
 
+// Its caller has prepared the step: rows that are asked for twice would move where others share them.
 void Session::consume_pending() {
   if (!pending_) return;
-  prepare(1, 0, false);
   step(*pending_);
   pending_.reset();
 }
@@ -345,6 +345,7 @@ void Session::start(const Draw& draw, const Bias& bias, uint32_t max_tokens) {
   const bool penalties = draw.repetition != 1 || draw.presence != 0 || draw.frequency != 0;
   const size_t count_bytes = engine_->config().vocab_size * sizeof(uint32_t);
   if (penalties && !counts_) counts_ = engine_->device().allocate(count_bytes, "penalty counts");
+  if (pending_) prepare(1, 0, false);
   consume_pending();
   if (penalties) fill_counts();
   cancelled_ = false;
@@ -390,6 +391,7 @@ void Session::advance() {
   if (!pending_) throw ArgumentError("advance: expected a pending token, found none");
   check_room(1);
   end_decoder();
+  prepare(1, 0, false);
   consume_pending();
 }
 
@@ -398,6 +400,7 @@ void Session::force(uint32_t token) {
   check_tokens({&token, 1});
   check_room(pending_.has_value());
   end_decoder();
+  if (pending_) prepare(1, 0, false);
   consume_pending();
   pending_ = token;
 }

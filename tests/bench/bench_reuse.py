@@ -45,15 +45,19 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="fast")
+    parser.add_argument("--threads", type=int)
     parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--file", action="store_true")
     args = parser.parse_args()
 
+    def load() -> lily.Model:
+        return lily.Model.load(args.model, args.device, args.precision, threads=args.threads)
+
     times: dict[str, list[float]] = {"cold": [], "warm": []}
     for _ in range(args.rounds):
-        with lily.Model.load(args.model, args.device, args.precision) as model:
+        with load() as model:
             *before, last = conversation(model, args.tokens, args.turns)
             first_token(model, before[0], "off")  # plans are recorded at first use
             cold = first_token(model, last, "off")
@@ -74,7 +78,7 @@ def main() -> None:
     print(f"warm / cold  {100 * ratio:.1f} %")
     print(stats)
     if args.file:
-        with lily.Model.load(args.model, args.device, args.precision) as model:
+        with load() as model:
             save_and_load(model, model.encode_chat(last))
 
 

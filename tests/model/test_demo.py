@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def test_a_second_turn_reuses_the_first_and_says_the_same(exact: lily.Model) -> 
     assert warm.tokens == cold.tokens
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2, 3] if os.environ.get("LILY_LONG") else [1])
 def test_long_generation_does_not_end_in_a_loop(demo: lily.Model, seed: int) -> None:
     """1,400 tokens at temperature 0.8: past ten attention blocks, and still new words."""
     session = demo.session()

@@ -1,6 +1,6 @@
 """Warm equals cold, whatever was computed before and in whatever order.
 
-LILY_ROUNDS sets how many random conversations are held.
+LILY_TALKS sets how many random conversations are held.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 import lily
 from lily.reuse import take_up
 
-ROUNDS = int(os.environ.get("LILY_ROUNDS", "20"))
+ROUNDS = int(os.environ.get("LILY_TALKS", "20"))
 CHECKPOINT = Path(__file__).resolve().parents[2] / "examples" / "demo_model" / "checkpoint"
 SYSTEM = {"role": "system", "content": "You are the keeper of an old house and speak of it."}
 SAID = [

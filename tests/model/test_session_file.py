@@ -1,6 +1,6 @@
 """Sessions go to a file and come back, in another process too; wrong files are refused.
 
-LILY_ROUNDS sets how often a process is killed while it saves.
+LILY_KILLS sets how often a process is killed while it saves.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 import lily
 from lily import session_file
 
-ROUNDS = int(os.environ.get("LILY_ROUNDS", "4"))
+ROUNDS = int(os.environ.get("LILY_KILLS", "4"))
 GREEDY = lily.Sampling.greedy()
 TOKENS = np.random.default_rng(5).integers(0, 280, 400).tolist()
 

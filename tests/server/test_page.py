@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
+        if os.environ.get("LILY_NEED_CHROMIUM"):
+            raise RuntimeError("LILY_NEED_CHROMIUM is set; no chromium is installed")
         pytest.skip("needs chromium")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)

@@ -15,7 +15,8 @@ from softmetal.library import ORDERS, Library, Order, Result, write
 MISSING = toolchain.why_missing()
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
-SOURCE = (Path(__file__).parent / "kernels" / "tensor_product.metal").read_text()
+KERNELS = Path(__file__).parent / "kernels"
+SOURCE = (KERNELS / "tensor_product.metal").read_text()
 LEFT, RIGHT = (np.random.default_rng(1).integers(-9, 10, (n, 64)) for n in (16, 32))
 
 
@@ -65,6 +66,47 @@ def test_an_element_that_stands_for_none_lies_outside() -> None:
 def test_a_part_of_a_simdgroup() -> None:
     result, _ = run(compiled("plain"), threads=16)
     assert "bad lane" in {r.kind for r in result.reports}
+
+
+def run_edges(bug: str = "", order: Order = "ahead") -> tuple[Result, Any, Any]:
+    """What it reports; of both products the numbers that are right, and those that are not NaN."""
+    a, b = LEFT[:, :32], RIGHT[:, :32]
+    expected = np.stack([a @ b.T, a[:, :21] @ b[:21]]).astype(np.float32)
+    expected[0, :, 21:] = -1  # not written
+    library = Library.compile(
+        (KERNELS / "tensor_edges.metal").read_text(),
+        mode="detect",
+        language="metal4.0",
+        defines={bug: "1"} if bug else None,
+    )
+    out = np.full((2, 16, 32), -1, np.float32)
+    buffers = {0: bf16(a), 1: bf16(b), 2: write(out)}
+    result = library.run("tensor_edges", groups=1, threads=32, buffers=buffers, order=order)
+    return result, out == expected, ~np.isnan(out)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_operands_that_end(order: Order) -> None:
+    result, right, _ = run_edges(order=order)
+    assert not result.reports
+    assert right.all()
+
+
+def test_columns_that_are_not_there_are_nothing() -> None:
+    _, _, number = run_edges("EVERY_COLUMN")
+    assert number[1].all()
+    assert np.array_equal(number[0].all(0), np.arange(32) < 21)
+
+
+def test_terms_that_are_not_there_are_nothing() -> None:
+    _, right, number = run_edges("TERMS_ARE_STATED")
+    assert right[0].all()
+    assert not number[1].any()
+
+
+def test_an_end_behind_the_memory_is_out_of_bounds() -> None:
+    result, _, _ = run_edges("ENDS_LATE")
+    assert "out of bounds" in {r.kind for r in result.reports}
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,9 @@ def about_routes(state: State) -> APIRouter:
         return {"status": "ok", "running": admission.running, "waiting": admission.waiting}
 
     @router.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> str:
+    async def metrics() -> PlainTextResponse:
         admission = state.crew.admission
-        return state.metrics.text(admission.running, admission.waiting)
+        text = state.metrics.text(admission.running, admission.waiting)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     return router

@@ -36,7 +36,8 @@ int right(int column, int k) { return (5 * column + 11 * k) % 13 - 6; }
 
 // Throws DeviceError if the probe does not compile, run, or multiply correctly.
 void probe(MTLDevice* device, MTLCommandQueue* queue) {
-  constexpr int m = 16, n = 32, k = 32;
+  constexpr int m = 16, n = 32, k = 32, some = 21, products = 4;
+  constexpr const char* ways[] = {"in bf16", "in half", "over columns that end", "over rows that end"};
   const Ref<MTLComputePipelineState> pipeline = build_pipeline(
       device, "tensor_probe", kernel_text("tensor_probe"), MTLLanguageVersion4_0, 32);
   auto buffer = [&](size_t bytes) {
@@ -46,7 +47,7 @@ void probe(MTLDevice* device, MTLCommandQueue* queue) {
     return b;
   };
   const auto a = buffer(m * k * sizeof(bf16)), b = buffer(n * k * sizeof(bf16)),
-             out = buffer(2 * m * n * sizeof(float));
+             out = buffer(products * m * n * sizeof(float));
   bf16* rows = static_cast<bf16*>(a->contents());
   bf16* columns = static_cast<bf16*>(b->contents());
   for (int i = 0; i < m * k; ++i) rows[i] = bf16(static_cast<float>(left(i / k, i % k)));
@@ -68,14 +69,16 @@ void probe(MTLDevice* device, MTLCommandQueue* queue) {
     throw DeviceError(text(commands->error()));
 
   const float* found = static_cast<const float*>(out->contents());
-  for (int i = 0; i < 2 * m * n; ++i) {
-    const int row = i / n % m, column = i % n;
+  for (int i = 0; i < products * m * n; ++i) {
+    const int way = i / (m * n), row = i / n % m, column = i % n;
     int expected = 0;
-    for (int j = 0; j < k; ++j) expected += left(row, j) * right(column, j);
+    for (int j = 0; j < (way == 3 ? some : k); ++j)
+      expected += left(row, j) * (way == 3 ? right(j, column) : right(column, j));
+    if (way == 2 && column >= some) expected = 0;
     if (found[i] != static_cast<float>(expected))
       throw DeviceError("gives " + std::to_string(found[i]) + " at " + std::to_string(row) + ", " +
-                        std::to_string(column) + (i < m * n ? " in bf16" : " in half") +
-                        ", expected " + std::to_string(expected));
+                        std::to_string(column) + " " + ways[way] + ", expected " +
+                        std::to_string(expected));
   }
 }
 

@@ -206,6 +206,27 @@ def test_every_failed_command_buffer_is_told_and_survived(
     assert buffers() == before
 
 
+def test_a_pending_token_beside_a_snapshot_moves_no_cache(model: lily.Model) -> None:
+    session = model.session(context=20)
+    session.prefill(PROMPT)
+    calls: list[Callable[[], Any]] = [
+        lambda: session.decode(3),
+        lambda: session.score([3]),
+        lambda: next(session.stream(1, GREEDY, stop_ids=())),
+    ]
+    for call in calls:
+        call()  # its plans, and what it keeps
+    kept = session.snapshot()  # shares the cache
+    for call in calls:
+        session.discard_pending()
+        session.prefill([7])
+        next(session.stream(1, GREEDY, stop_ids=()))  # is pending
+        before = _testing.fake_number("allocations")
+        call()
+        assert _testing.fake_number("allocations") == before
+    assert kept.position == 7
+
+
 def test_a_stream_that_is_dropped_when_its_step_fails_is_silent(
     model: lily.Model, expected: list[Any]
 ) -> None:
