@@ -1,4 +1,4 @@
-"""Each example runs on the tiny checkpoint and prints what it promises."""
+"""Each example runs on a small checkpoint and prints what it promises."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "examples" / "demo_model" / "checkpoint"
 
 
 def run(name: str, *arguments: str | Path, stdin: str = "") -> str:
@@ -25,6 +28,21 @@ def test_generate(checkpoint: Callable[..., Path]) -> None:
 def test_chat(checkpoint: Callable[..., Path]) -> None:
     out = run("chat.py", checkpoint("tiny"), stdin="hello\nand again\n")
     assert out.count("reused") == 2
+
+
+def test_tools() -> None:
+    pytest.importorskip("llguidance")
+    out = run("tools.py", DEMO)
+    assert "answer: " in out
+    assert "says: the lamp is " in out
+
+
+def test_structured() -> None:
+    pytest.importorskip("llguidance")
+    out = run("structured.py", DEMO)
+    assert "likes [" in out
+    assert "beginning with" in out
+    assert out.count("' ") >= 3
 
 
 def test_sessions(checkpoint: Callable[..., Path]) -> None:
