@@ -118,9 +118,9 @@ def resident():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 tokens = [1] * 4_000
-lily.Model.load(sys.argv[1], reuse_memory=0).session().prefill(tokens)  # what any model leaves
+lily.Model.load(sys.argv[1], threads=2, reuse_memory=0).session().prefill(tokens)  # warms up
 before = resident()
-model = lily.Model.load(sys.argv[2], reuse_memory=0)
+model = lily.Model.load(sys.argv[2], threads=2, reuse_memory=0)
 session = model.session()
 session.prefill(tokens)
 session.decode(1)

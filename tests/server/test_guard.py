@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
+from lily.arguments import build_parser
 from lily.server import Settings
 from server.running import Running, running
 from server.scripted import ScriptedModel, piece
@@ -98,6 +100,12 @@ def test_an_allowed_origin_is_told_so_even_when_the_key_is_wrong(server: Running
     refused = httpx.get(f"{server.url}/v1/models", headers=friend)
     assert refused.status_code == 401
     assert refused.headers["access-control-allow-origin"] == "https://friend.example"
+
+
+def test_it_listens_to_this_machine_alone_unless_told_otherwise() -> None:
+    assert Settings(name="demo").host == "127.0.0.1"
+    parser = build_parser(defaultdict(lambda: lambda args: 0))
+    assert parser.parse_args(["serve", "folder"]).host == "127.0.0.1"
 
 
 def test_beyond_this_machine_any_host_is_served() -> None:
