@@ -326,12 +326,15 @@ def _serve(args: argparse.Namespace) -> None:
             f"lily serve needs {error.name}\nhint: pip install 'lily[server]'"
         ) from None
 
+    key = args.api_key
+    if key is None:
+        key = os.environ.get("LILY_API_KEY") or None
     try:
         settings = Settings(
             name=args.name or _served_name(args.model),
             host=args.host,
             port=args.port,
-            api_key=args.api_key or os.environ.get("LILY_API_KEY") or None,
+            api_key=key,
             parallel=args.parallel,
             queue=args.queue,
             max_body=args.max_body,

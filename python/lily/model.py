@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from lily import _core
 from lily.asynchronous import in_thread
-from lily.errors import CheckpointError, ContextError
+from lily.errors import Cancelled, CheckpointError, ContextError
 from lily.generation import Generation
 from lily.loading import Kv, Precision
 from lily.memory import memory_plan
@@ -120,8 +121,19 @@ class Model:
 
     @classmethod
     async def aload(cls, source: str | os.PathLike[str], **options: Any) -> Self:
-        """As `load`, for event loops."""
-        return await in_thread(lambda: cls.load(source, **options))
+        """As `load`, for event loops; cancelling the task stops it."""
+        told = options.pop("progress", None)
+        cancelled = threading.Event()
+
+        def progress(what: str, done: int, total: int) -> None:
+            if cancelled.is_set():
+                raise Cancelled("load: cancelled")
+            if told is not None:
+                told(what, done, total)
+
+        return await in_thread(
+            lambda: cls.load(source, progress=progress, **options), cancelled.set
+        )
 
     def without(self, *names: str) -> Model:
         """The same weights, run without some of what makes plans fast: to measure its worth.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 class StopStrings:
@@ -31,6 +31,8 @@ class StopStrings:
         self._next: list[dict[str, int]] = [{}]
         self._depth = [0]
         self._match: list[str | None] = [None]
+        if not isinstance(stops, Iterable):
+            raise ValueError(f"stop: {stops!r}, expected a string or a list of strings")
         for index, stop in enumerate([stops] if isinstance(stops, str) else stops):
             if not isinstance(stop, str) or not stop:
                 raise ValueError(f"stop[{index}]: {stop!r}, expected a string that is not empty")

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import threading
+import time
 
 import pytest
 
@@ -170,3 +171,29 @@ def test_a_finished_generation_cancels_no_other_of_its_session(tiny):
     next(second)
     first.cancel()
     assert second.result().finish_reason == "length"
+
+
+def test_cancelling_the_task_stops_a_load():
+    begun, stopped = threading.Event(), threading.Event()
+
+    class Slow(lily.Model):
+        @classmethod
+        def load(cls, source, *, progress):
+            try:
+                for done in range(1000):
+                    progress("load", done, 1000)
+                    begun.set()
+                    time.sleep(0.01)
+            except lily.Cancelled:
+                stopped.set()
+                raise
+
+    async def main():
+        task = asyncio.create_task(Slow.aload("somewhere"))
+        await asyncio.to_thread(begun.wait)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert stopped.is_set()

@@ -394,6 +394,11 @@ def test_coroutine_functions_run_in_the_callers_loop(
         ({"format": DEEP}, "format"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"stop": [""]}, "stop"),
+        ({"stop": 3}, "stop"),
+        ({"max_tokens": "3"}, "max_tokens"),
+        ({"max_tokens": 2.5}, "max_tokens"),
+        ({"logprobs": 1.5}, "logprobs"),
+        ({"format": {"$ref": "#"}}, "format"),
         ({"reuse": "some"}, "reuse"),
         ({"logprobs": 50}, "logprobs"),
     ],
@@ -403,6 +408,11 @@ def test_wrong_options_are_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         demo.chat(CHAT, **options)  # type: ignore[arg-type]
+
+
+def test_another_models_session_is_refused(demo: lily.Model) -> None:
+    with demo.without() as other, pytest.raises(ValueError, match="another model"):
+        demo.chat(CHAT, session=other.session())
 
 
 def test_messages_that_are_none_are_refused(demo: lily.Model) -> None:

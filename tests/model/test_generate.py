@@ -273,8 +273,13 @@ def test_wrong_calls_are_refused_and_change_nothing(tiny: lily.Model) -> None:
     for tokens in ([], [512], [-1], [2**40], [[1, 2]], ["a"], [1.5]):
         with pytest.raises(ValueError, match="token"):
             session.prefill(tokens)
+    for prompt in ([1.5], [True], b"ab", None, {"role": "user"}):
+        with pytest.raises(ValueError, match="token"):
+            tiny.generate(prompt)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="max_tokens"):
         session.stream(0)
+    with pytest.raises(ValueError, match="context"):
+        session.fork(0)
     with pytest.raises(lily.ContextError, match="prompt: 65 tokens"):
         session.generate([1] * 65)
     with pytest.raises(ValueError, match="prompt"):

@@ -96,6 +96,7 @@ def test_without_a_key_beyond_this_machine_it_says_so() -> None:
         (("--queue", "-1"), 2, "--queue: -1"),
         (("--temperature", "-1"), 2, "temperature: -1"),
         (("--max-body", "much"), 2, "--max-body"),
+        (("--api-key", ""), 2, "--api-key"),
     ],
 )
 def test_wrong_options_are_refused_before_loading(

@@ -13,11 +13,12 @@ from lily.server.bodies import StrictRoute
 from lily.server.events import answer
 from lily.server.failures import refused
 from lily.server.logprobs import completion_logprobs
-from lily.server.options import MAX_TOP, check_model, common
+from lily.server.options import check_model, common
 from lily.server.protocol import CompletionRequest, Prompt
 from lily.server.state import State
 from lily.server.usage import extras, usage
 from lily.server.work import Finished
+from lily.stream import check_logprobs
 
 
 def completion_routes(state: State) -> APIRouter:
@@ -47,8 +48,7 @@ def _arguments(body: CompletionRequest, state: State) -> dict[str, Any]:
     ):  # fmt: skip
         if value is not None and value != wanted:
             raise refused(f"{name}: {value!r:.40}, expected {wanted!r}: it is not supported")
-    if body.logprobs is not None and not 0 <= body.logprobs <= MAX_TOP:
-        raise refused(f"logprobs: {body.logprobs}, expected 0…{MAX_TOP}")
+    check_logprobs(body.logprobs)
     arguments |= {"logprobs": body.logprobs, "special": bool(body.special)}
     arguments["prompt"] = _prompt(body.prompt, state.model.n_tokens)
     return arguments

@@ -9,14 +9,13 @@ from lily.sampling import OPTIONS, Sampling
 from lily.server.failures import ApiError, refused
 from lily.server.protocol import ChatRequest, GenerationRequest, ResponseFormat, TemplateOptions
 from lily.stops import StopStrings
+from lily.stream import MOST_LOGPROBS
+from lily.whole_numbers import check_whole
 
 BUDGETS: Mapping[str, bool | int] = {
     "none": False, "minimal": 256, "low": 1024, "medium": 4096, "high": True, "xhigh": True,
 }  # fmt: skip
 """Thinking for each `reasoning_effort`: off, tokens, or as long as it takes."""
-
-MAX_TOP = 20
-"""Alternatives of a token that may be asked for."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _TEXTS = frozenset({"role", "name", "reasoning_content", "tool_call_id"})
@@ -64,8 +63,8 @@ def common(request: GenerationRequest, defaults: Sampling, n_tokens: int) -> dic
     StopStrings(stop)
     if request.stream_options is not None and not request.stream:
         raise refused("stream_options: given, expected only with stream")
-    if request.max_tokens is not None and request.max_tokens < 1:
-        raise refused(f"max_tokens: {request.max_tokens}, expected at least 1")
+    if request.max_tokens is not None:
+        check_whole("max_tokens", request.max_tokens, 1)
     return {
         "sampling": sampling(request, defaults, n_tokens),
         "stop": stop,
@@ -187,17 +186,15 @@ def _max_tokens(request: ChatRequest) -> int | None:
         raise refused(
             f"max_tokens: {old}, expected the value of max_completion_tokens, {new}, or only one"
         )
-    if new < 1:
-        raise refused(f"max_completion_tokens: {new}, expected at least 1")
-    return new
+    return check_whole("max_completion_tokens", new, 1)
 
 
 def _logprobs(request: ChatRequest) -> int | None:
     top = request.top_logprobs
     if top is not None and not request.logprobs:
         raise refused("top_logprobs: given, expected only with logprobs")
-    if top is not None and not 0 <= top <= MAX_TOP:
-        raise refused(f"top_logprobs: {top}, expected 0…{MAX_TOP}")
+    if top is not None:
+        check_whole("top_logprobs", top, 0, MOST_LOGPROBS)
     return (top or 0) if request.logprobs else None
 
 

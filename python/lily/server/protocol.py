@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-Reuse = Literal["any", "exact", "off"]
+from lily.reuse import Reuse
+
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Stop = str | list[str]
 
