@@ -323,7 +323,7 @@ def _hub_options(parser: argparse._ActionsContainer) -> None:
 def _count(text: str) -> int:
     if re.fullmatch(r"[0-9_]{1,12}", text, re.ASCII) and 1 <= int(text) < 2**31:
         return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r}, expected a number from 1")
+    raise argparse.ArgumentTypeError(f"{text!r}, expected a number from 1 to {2**31 - 1}")
 
 
 def _counts(text: str) -> tuple[int, ...]:

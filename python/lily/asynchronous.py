@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, Self, TypeVar
 
+from lily.errors import Error
+
 P = TypeVar("P")
 T = TypeVar("T")
 
@@ -43,10 +45,12 @@ class Pieces(ABC, Generic[P]):
     """An iterator of pieces for `for` and for `async for`, which never blocks the loop.
 
     Cancelling the task that awaits a piece, and leaving an `async with`, stop the work as `close`
-    does. One thread or task iterates at a time.
+    does; so does dropping the iterator. One thread or task iterates at a time.
     """
 
     _run: Iterator[P]
+    # A generator knows its owner by `weakref.proxy`: a cycle would keep the session of an iterator
+    # that was dropped until the garbage collector comes.
     _thread: ThreadPoolExecutor | None = None
 
     def __next__(self) -> P:
@@ -62,6 +66,11 @@ class Pieces(ABC, Generic[P]):
 
     def __iter__(self) -> Self:
         return self
+
+    def __del__(self) -> None:
+        if hasattr(self, "_run"):
+            with contextlib.suppress(Error):  # a step that failed: the session will say so
+                self.close()
 
     def __enter__(self) -> Self:
         return self

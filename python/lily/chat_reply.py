@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -144,7 +145,7 @@ class Reply(Pieces[ReplyPiece]):
         self._thought = 0  # tokens of thinking, the closing tag's included
         self._asked = False
         self._thinking_end: ThinkingEnd | None = None
-        self._run = self._pieces()
+        self._run = Reply._pieces(weakref.proxy(self))
 
     def _pieces(self) -> Iterator[ReplyPiece]:
         parser, generation = self._parser, self._generation
@@ -285,10 +286,10 @@ def open_reply(
     parser = ReplyParser(
         thinking=model.decode(prompt[-4:]).rstrip().endswith(THINK), tools=callable_, stop=stop
     )
+    constraint = None if format is None else compile_format(format, model.tokenizer)
     generation = model._generation(
         prompt, session, sampling, max_tokens=max_tokens, stop=(), **options
     )
-    constraint = None if format is None else compile_format(format, model.tokenizer)
     return Reply(
         generation,
         parser,

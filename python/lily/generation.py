@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,6 +16,7 @@ from lily.reuse import Reuse, check_reuse, keep, keep_points, take_up
 from lily.sampling import Sampling
 from lily.stops import StopStrings
 from lily.stream import FinishReason, Piece, Stream, TokenLogprob, check_logprobs
+from lily.whole_numbers import check_whole
 
 if TYPE_CHECKING:
     from lily.grammar import Constraint, Format
@@ -135,8 +137,8 @@ class Generation(Pieces[Piece]):
     ) -> None:
         if not prompt:
             raise ValueError("prompt: expected at least one token, found none")
-        if max_tokens is not None and max_tokens < 1:
-            raise ValueError(f"max_tokens: {max_tokens}, expected at least 1")
+        if max_tokens is not None:
+            max_tokens = check_whole("max_tokens", max_tokens, 1)
         StopStrings(stop)
         check_logprobs(logprobs)
         self._logprobs = logprobs
@@ -157,7 +159,7 @@ class Generation(Pieces[Piece]):
         self._finish_reason: FinishReason | None = None
         self._cancelled = False
         self._started_at = self._prefilled_at = 0.0
-        self._run = self._generate()
+        self._run = Generation._generate(weakref.proxy(self))
 
     def _generate(self) -> Iterator[Piece]:
         self._started_at = time.perf_counter()
@@ -289,6 +291,8 @@ class Generation(Pieces[Piece]):
             self._stream.constrain(constraint)
 
     def cancel(self) -> None:
+        if self._finish_reason is not None:
+            return  # what runs in the session is another's
         self._cancelled = True
         with contextlib.suppress(ValueError):  # closed: nothing runs
             self.session.cancel()
@@ -298,3 +302,5 @@ class Generation(Pieces[Piece]):
         self._run.close()  # type: ignore[attr-defined]
         if self._finish_reason is None:
             self._finish_reason = "cancelled"
+        if self._owns_session:
+            self.session.close()

@@ -104,7 +104,12 @@ def compile_format(format: Format, tokenizer: Tokenizer) -> Constraint:
     matcher = make(_token_table(tokenizer), grammar, log_level=0)
     if matcher.is_error():
         raise ValueError(f"format: {kind}: {_summary(matcher.get_error())}")
-    return _Matcher(matcher)
+    constraint = _Matcher(matcher)
+    try:
+        constraint.allowed()
+    except Error as error:
+        raise ValueError(f"format: {kind}: no text can match it ({error})") from None
+    return constraint
 
 
 def tool_call_grammar(
@@ -226,8 +231,8 @@ def _llguidance() -> Any:
 
 def _json_grammar(guidance: Any, schema: Mapping[str, Any]) -> str:
     try:
-        text = json.dumps(schema)
-    except (TypeError, ValueError) as error:
+        text = json.dumps(schema, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"format: schema: {error}") from None
     grammar: str = guidance.LLMatcher.grammar_from_json_schema(
         text, overrides={"whitespace_pattern": WHITESPACE}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lily import _core
 from lily.checkpoint import Checkpoint, open_checkpoint, resolve
+from lily.html import table_html
 from lily.loading import Kv, Precision, core_config, core_options, core_table
 
 DEFAULT_CONTEXT = 32_768
@@ -77,8 +78,6 @@ class MemoryPlan:
         )
 
     def _repr_html_(self) -> str:
-        from lily.notebook import table_html
-
         context = self.default_context
         total = ("in all", f"{amount(self.total(context))} with {context:,} tokens of context")
         return table_html([total, *self._rows()])

@@ -19,6 +19,8 @@ from lily.reuse import Reuse
 from lily.sampling import Sampling
 from lily.session import Session
 from lily.store import ReuseStats, SnapshotStore
+from lily.token_ids import token_array
+from lily.whole_numbers import check_whole
 
 if TYPE_CHECKING:
     from lily.chat import ChatTemplate, Message
@@ -221,9 +223,10 @@ class Model:
         Raises:
             ContextError: so much context does not fit in memory.
         """
-        if context is not None and not 1 <= context < 2**31:
-            raise ValueError(f"context: {context}, expected at least 1")
-        session = Session(self, _core.Session(self._live_engine(), context or self.info.context))
+        if context is None:
+            context = self.info.context
+        check_whole("context", context, 1, 2**31 - 1)
+        session = Session(self, _core.Session(self._live_engine(), context))
         self._sessions.add(session)
         return session
 
@@ -293,6 +296,8 @@ class Model:
     ) -> Generation:
         """A generation in `session`, or in one of its own."""
         own = session is None
+        if session is not None and session.model is not self:
+            raise ValueError("session: another model's, expected one of this model")
         return Generation(
             self.session() if session is None else session,
             prompt,
@@ -497,11 +502,11 @@ class Model:
         """Token ids of a prompt in any of the forms that `generate` takes."""
         if isinstance(prompt, str):
             return self.encode(prompt, special=special)
-        if len(prompt) and isinstance(prompt[0], Mapping):
+        if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
             return self.encode_chat(
                 cast("Sequence[Message]", prompt), tools=tools, thinking=thinking
             )
-        return [int(token) for token in cast(Sequence[int], prompt)]
+        return cast("list[int]", token_array(cast("Sequence[int]", prompt)).tolist())
 
     def _check_prompt(self, n_tokens: int, context: int) -> None:
         """Raise ContextError if a prompt of `n_tokens` does not fit in `context`."""

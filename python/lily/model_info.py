@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lily.config import Config
+from lily.html import table_html
 from lily.loading import Kv, Precision
 from lily.memory import MemoryPlan, in_columns
 from lily.sampling import Sampling
@@ -83,6 +84,4 @@ class ModelInfo:
         )
 
     def _repr_html_(self) -> str:
-        from lily.notebook import table_html
-
         return table_html(self._rows())

@@ -16,11 +16,12 @@ import time
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from lily.generation import Generation, Result
+from lily.html import block, markdown_html
 from lily.stream import Piece
 
 if TYPE_CHECKING:
@@ -414,15 +415,13 @@ class State:
             tail = self.reasoning[-TAIL:]
             text = escape("…" + tail if len(tail) < len(self.reasoning) else tail)
             body = f'<div class="lily-tail"><div class="lily-plain">{text}</div></div>'
-            return _block(f"<details open><summary>Thinking…</summary>{body}</details>")
+            return block(f"<details open><summary>Thinking…</summary>{body}</details>")
         took = f" for {self.thought_s:.1f} s" if self.thought_s else ""
         if self.thought_tokens:
             took += f", {self.thought_tokens:,} tokens"
         is_all = self.done and not self.content and not self.calls
         body = f'<div class="lily-plain">{escape(self.reasoning.strip())}</div>'
-        return _block(
-            f"<details{' open' * is_all}><summary>Thought{took}</summary>{body}</details>"
-        )
+        return block(f"<details{' open' * is_all}><summary>Thought{took}</summary>{body}</details>")
 
     def answer_html(self) -> str:
         parts = []
@@ -443,7 +442,7 @@ class State:
             parts.append(f'<div class="lily-error">{escape(self.error)}</div>')
         if note := self.statistics or self.speed():
             parts.append(f'<div class="lily-note">{escape(note)}</div>')
-        return _block("".join(parts)) if parts else ""
+        return block("".join(parts)) if parts else ""
 
     def answer_text(self) -> str:
         lines = [self.content, *(call.line() for call in self.calls), self.error, self.statistics]
@@ -470,50 +469,6 @@ def result_html(result: ReplyResult | Result) -> str:
     """A finished reply."""
     state = State.at_end(result)
     return state.thinking_html() + state.answer_html()
-
-
-def table_html(rows: Sequence[tuple[str, str]], title: str = "") -> str:
-    """Names and values."""
-    cells = "".join(f"<tr><th>{escape(n)}</th><td>{escape(v)}</td></tr>" for n, v in rows)
-    head = f"<b>{escape(title)}</b>" if title else ""
-    return _block(f"{head}<table>{cells}</table>")
-
-
-def markdown_html(text: str) -> str | None:
-    """Markdown as HTML in which nothing of the model's can act: its HTML is shown as text, links
-    go to the web only, and no picture is fetched. None without markdown-it."""
-    try:
-        from markdown_it import MarkdownIt
-    except ImportError:
-        return None
-    made = MarkdownIt("commonmark", {"html": False, "breaks": True})
-    made.enable(["table", "strikethrough"]).disable("image")
-    made.validateLink = _is_web_link  # type: ignore[method-assign]
-    return f'<div class="lily-markdown">{made.render(text)}</div>'
-
-
-def _is_web_link(url: str) -> bool:
-    return url.startswith(("https://", "http://", "mailto:"))
-
-
-# Opaque colours would be wrong in either a light or a dark notebook: these follow its text.
-_STYLE = """<style>
-.lily { line-height: 1.5; max-width: 56em; }
-.lily-plain { white-space: pre-wrap; overflow-wrap: anywhere; }
-.lily details { border-left: 3px solid rgba(128,128,128,.4); padding-left: .8em; }
-.lily details > div { opacity: .75; font-size: .95em; }
-.lily summary { cursor: pointer; opacity: .75; }
-.lily-tail { display: flex; flex-direction: column-reverse; max-height: 16em; overflow-y: auto; }
-.lily-call { font-family: monospace; background: rgba(128,128,128,.12); padding: .3em .6em;
-  margin: .3em 0; border-radius: 3px; white-space: pre-wrap; overflow-wrap: anywhere; }
-.lily-note { opacity: .6; font-size: .85em; margin-top: .4em; }
-.lily-error { border-left: 3px solid #c33; padding-left: .8em; }
-.lily th, .lily td { text-align: left !important; }
-</style>"""
-
-
-def _block(html: str) -> str:
-    return f'{_STYLE}<div class="lily">{html}</div>'
 
 
 class _Page:

@@ -16,6 +16,7 @@ from lily.model_info import ModelInfo
 from lily.sampling import Sampling
 from lily.tokenizer import Tokenizer
 from lily.weights_id import weights_id
+from lily.whole_numbers import check_whole
 
 MOST_REUSE_MEMORY = 2 << 30
 """Bytes that a model takes at most, unless told otherwise, to keep states of earlier prompts."""
@@ -50,11 +51,15 @@ def open_model(
     """What `Model.load` does, and documents."""
     started = time.perf_counter()
     kv = check_kv(kv, precision)
-    for name, value in (("context", context), ("threads", threads), ("chunk", chunk)):
-        if value is not None and not 1 <= value < 2**31:
-            raise ValueError(f"{name}: {value}, expected at least 1")
-    if reuse_memory is not None and reuse_memory < 0:
-        raise ValueError(f"reuse_memory: {reuse_memory}, expected at least 0")
+    for name, value, low, high in (
+        ("context", context, 1, 2**31 - 1),
+        ("threads", threads, 1, 2**31 - 1),
+        ("chunk", chunk, 1, 2**31 - 1),
+        ("memory_limit", memory_limit, 1, 2**63 - 1),
+        ("reuse_memory", reuse_memory, 0, 2**63 - 1),
+    ):
+        if value is not None:
+            check_whole(name, value, low, high)
     options = core_options(
         precision,
         kv=kv,

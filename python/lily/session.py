@@ -18,6 +18,7 @@ from lily.sampling import Sampling
 from lily.session_file import load_session, save_session
 from lily.stream import Stream
 from lily.token_ids import Tokens, token_array
+from lily.whole_numbers import check_whole
 
 if TYPE_CHECKING:
     from lily.chat import Message
@@ -361,7 +362,7 @@ class Session:
 
         They share the KV cache until one of them overwrites what the other sees.
         """
-        other = self._model.session(context or self.context)
+        other = self._model.session(self.context if context is None else context)
         other.restore(self.snapshot())
         return other
 
@@ -375,8 +376,7 @@ class Session:
         Raises:
             ValueError: `position` is negative or ahead of the session.
         """
-        if not 0 <= position <= self.position:
-            raise ValueError(f"position: {position}, expected 0…{self.position}")
+        check_whole("position", position, 0, self.position)
         tokens = self._live().token_bytes[: 4 * position]
         best = latest(self._snapshots, tokens)
         stored = self._model._store.find(tokens)

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from lily import _core
 from lily.errors import DeviceError
+from lily.html import table_html
 
 INTERVAL: Final = 2048
 """Tokens between the snapshots of a long prompt."""
@@ -51,8 +52,6 @@ class ReuseStats:
         )
 
     def _repr_html_(self) -> str:
-        from lily.notebook import table_html
-
         return table_html(
             [
                 ("kept", f"{self.entries} snapshots, {self.evictions} have made room"),

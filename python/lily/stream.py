@@ -23,6 +23,7 @@ from lily import _core
 from lily.errors import Error
 from lily.sampling import Sampling
 from lily.stops import StopStrings
+from lily.whole_numbers import check_whole
 
 if TYPE_CHECKING:
     from lily.grammar import Constraint
@@ -99,8 +100,8 @@ class Stream:
         constraint: Constraint | None = None,
         logprobs: int | None = None,
     ) -> None:
-        if max_tokens is not None and max_tokens < 1:
-            raise ValueError(f"max_tokens: {max_tokens}, expected at least 1")
+        if max_tokens is not None:
+            max_tokens = check_whole("max_tokens", max_tokens, 1)
         check_logprobs(logprobs)
         model = session.model
         self._session = session
@@ -274,8 +275,8 @@ class Stream:
 
 def check_logprobs(logprobs: int | None) -> None:
     """Refuse a number of alternatives that is out of range."""
-    if logprobs is not None and not 0 <= logprobs <= MOST_LOGPROBS:
-        raise ValueError(f"logprobs: {logprobs}, expected 0…{MOST_LOGPROBS}")
+    if logprobs is not None:
+        check_whole("logprobs", logprobs, 0, MOST_LOGPROBS)
 
 
 def token_logprob(

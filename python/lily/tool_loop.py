@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lily.asynchronous import in_thread
 from lily.chat_reply import Reply, ReplyPiece, ReplyResult
+from lily.errors import Cancelled
 from lily.reply import ToolCall
 from lily.tools import call_function, function_tool
+from lily.whole_numbers import check_whole
 
 if TYPE_CHECKING:
     from lily.chat import Message
@@ -54,10 +57,14 @@ class ToolLoop:
         on_piece: OnPiece | None,
         options: dict[str, Any],
     ) -> None:
-        if max_rounds < 1:
-            raise ValueError(f"max_rounds: {max_rounds}, expected at least 1")
+        check_whole("max_rounds", max_rounds, 1)
         self._model = model
         self._messages: list[Message] = list(messages)
+        for function in functions:
+            if inspect.iscoroutinefunction(function):
+                raise ValueError(
+                    f"functions: {function.__name__} is asynchronous, expected arun_tools for it"
+                )
         self._tools = [function_tool(function) for function in functions]
         self._functions = {
             tool.name: function for tool, function in zip(self._tools, functions, strict=True)
@@ -69,11 +76,11 @@ class ToolLoop:
         self._cancelled = False
 
     def run(self) -> ToolRun:
-        replies = []
-        for _ in range(self._max_rounds):
+        replies: list[ReplyResult] = []
+        while True:
             replies.append(self._ask())
             self._messages.append(replies[-1].message())
-            if replies[-1].finish_reason != "tool_calls" or self._cancelled:
+            if replies[-1].finish_reason != "tool_calls" or len(replies) == self._max_rounds:
                 break
             for call in replies[-1].tool_calls:
                 self._messages.append(
@@ -93,13 +100,15 @@ class ToolLoop:
 
     def _answer(self, call: ToolCall) -> str:
         """What the function says, or what went wrong, for the model to read."""
+        if self._cancelled:
+            raise Cancelled("run_tools: cancelled")
         function = self._functions.get(call.name)
         if function is None:
             return f"error: no function {call.name}, expected one of {', '.join(self._functions)}"
         return call_function(function, call.arguments)
 
     def cancel(self) -> None:
-        """Stop the reply that runs; no further one is asked for. From any thread."""
+        """Stop the reply that runs; no function is called any more. From any thread."""
         self._cancelled = True
         if self._reply is not None:
             self._reply.cancel()
@@ -117,6 +126,7 @@ async def in_loop(
     import asyncio  # loads the network modules
 
     loop = asyncio.get_running_loop()
+    waits: set[Future[Any]] = set()  # for coroutine functions
 
     def bridged(function: Function) -> Function:
         if not inspect.iscoroutinefunction(function):
@@ -124,9 +134,20 @@ async def in_loop(
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            return asyncio.run_coroutine_threadsafe(function(*args, **kwargs), loop).result()
+            answer = asyncio.run_coroutine_threadsafe(function(*args, **kwargs), loop)
+            waits.add(answer)
+            try:
+                return answer.result()
+            finally:
+                waits.discard(answer)
 
         return call
 
     run = ToolLoop(model, messages, [bridged(f) for f in functions], max_rounds, on_piece, options)
-    return await in_thread(run.run, run.cancel)
+
+    def cancel() -> None:
+        run.cancel()
+        for answer in list(waits):
+            answer.cancel()
+
+    return await in_thread(run.run, cancel)

@@ -4,7 +4,10 @@
 #include <fstream>
 #include <set>
 #include <string>
+#include <system_error>
 #include <utility>
+
+#include "base/error.h"
 
 #if defined(__linux__)
 #include <sched.h>
@@ -41,11 +44,20 @@ void wait_while(const std::atomic<uint32_t>& value, uint32_t old) {
 }  // namespace
 
 ThreadPool::ThreadPool(uint32_t n_threads) {
-  for (uint32_t i = 1; i < std::max(n_threads, 1u); ++i)
-    threads_.emplace_back([this, i] { loop(i); });
+  n_threads = std::max(n_threads, 1u);
+  threads_.reserve(n_threads - 1);
+  try {
+    for (uint32_t i = 1; i < n_threads; ++i) threads_.emplace_back([this, i] { loop(i); });
+  } catch (const std::system_error&) {
+    end();
+    throw DeviceError("threads: " + std::to_string(n_threads) + ", the system gives only " +
+                      std::to_string(size()));
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { end(); }
+
+void ThreadPool::end() {
   stop_ = true;
   ticket_.fetch_add(1);
   ticket_.notify_all();

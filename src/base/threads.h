@@ -16,7 +16,8 @@ namespace lily {
 // to hold a processor that the awaited thread may need.
 class ThreadPool {
  public:
-  explicit ThreadPool(uint32_t n_threads);  // counts the caller
+  // `n_threads` counts the caller. Throws DeviceError if the system does not give so many.
+  explicit ThreadPool(uint32_t n_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -46,6 +47,7 @@ class ThreadPool {
   void run(const Job&);
   void work(uint32_t thread) noexcept;
   void loop(uint32_t thread);
+  void end();
 
   std::vector<std::thread> threads_;
   Job job_{};

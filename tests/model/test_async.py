@@ -1,6 +1,7 @@
 """The same pieces for `async for`, and an event loop that is never held up."""
 
 import asyncio
+import gc
 import threading
 
 import pytest
@@ -138,3 +139,34 @@ def test_a_generation_that_was_cancelled_before_it_began_computes_nothing(tiny):
     generation.cancel()
     assert generation.result().finish_reason == "cancelled"
     assert session.position == 0
+
+
+def test_what_was_left_behind_gives_its_session_back_at_once(tiny):
+    gc.collect()
+    before = len(tiny._sessions)
+    gc.disable()
+    try:
+        for _ in range(3):
+            tiny.generate(PROMPT)
+            for _ in tiny.generate(PROMPT, sampling=GREEDY):
+                break
+        assert len(tiny._sessions) == before
+    finally:
+        gc.enable()
+
+
+def test_closing_what_never_began_closes_the_session_made_for_it(tiny):
+    with tiny.generate(PROMPT) as generation:
+        pass
+    assert repr(generation.session) == "Session(closed)"
+    assert generation.result().finish_reason == "cancelled"
+
+
+def test_a_finished_generation_cancels_no_other_of_its_session(tiny):
+    session = tiny.session()
+    first = session.generate(PROMPT, max_tokens=2, sampling=GREEDY)
+    first.result()
+    second = session.generate(PROMPT, max_tokens=5, sampling=GREEDY)
+    next(second)
+    first.cancel()
+    assert second.result().finish_reason == "length"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +24,9 @@ SCHEMA = {
     "required": ["name", "old"],
     "additionalProperties": False,
 }
+DEEP: dict[str, object] = {}
+for _ in range(2000):
+    DEEP = {"items": DEEP}
 
 
 @pytest.fixture(scope="module")
@@ -298,6 +303,59 @@ def test_the_rounds_are_bounded(demo: lily.Model, monkeypatch: pytest.MonkeyPatc
     run = demo.run_tools(CHAT, [weather], max_rounds=2)
     assert len(run.replies) == 2
     assert run.result.finish_reason == "tool_calls"
+    assert run.messages[-1]["role"] == "assistant"
+
+
+def test_a_coroutine_function_is_refused_before_a_reply(demo: lily.Model) -> None:
+    async def weather(city: str) -> str:
+        """The weather forecast."""
+        return city
+
+    with pytest.raises(ValueError, match="arun_tools"):
+        demo.run_tools(CHAT, [weather])
+
+
+def test_cancelling_the_task_cancels_the_function_it_waits_for(
+    demo: lily.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = []
+
+    async def main() -> None:
+        called = asyncio.Event()
+
+        async def weather(city: str) -> str:
+            """The weather forecast."""
+            called.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(city)
+            return city
+
+        task = asyncio.create_task(demo.arun_tools(CHAT, [weather]))
+        await called.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    scripted(demo, monkeypatch, *[CALL.format("")] * 2)
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert ended == ["Oslo"]
+
+
+def test_a_reply_that_was_left_behind_gives_its_session_back_at_once(demo: lily.Model) -> None:
+    gc.collect()
+    before = len(demo._sessions)
+    gc.disable()
+    try:
+        demo.chat(CHAT)
+        for _ in demo.chat(CHAT):
+            break
+        with pytest.raises(ValueError, match="format"):
+            demo.chat(CHAT, format=lily.Regex("("))
+        assert len(demo._sessions) == before
+    finally:
+        gc.enable()
 
 
 def test_coroutine_functions_run_in_the_callers_loop(
@@ -332,6 +390,8 @@ def test_coroutine_functions_run_in_the_callers_loop(
         ({"tools": [weather], "format": "json"}, "format"),
         ({"format": {"type": "nonsense"}}, "format"),
         ({"format": 3}, "format"),
+        ({"format": {"const": math.nan}}, "format"),
+        ({"format": DEEP}, "format"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"stop": [""]}, "stop"),
         ({"reuse": "some"}, "reuse"),

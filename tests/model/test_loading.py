@@ -96,3 +96,23 @@ def test_a_model_loaded_in_one_thread_works_in_others(checkpoint: Callable[..., 
     with found[0] as model:
         want = model.generate(PROMPT, max_tokens=5, temperature=0, reuse="off").result().tokens
     assert found[1:] == [want, want]
+
+
+CROWDED = """
+import resource
+from lily import _core, DeviceError
+with open("/proc/self/statm") as memory:
+    used = int(memory.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
+try:
+    _core.Device("cpu", 2000)
+except DeviceError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sets a limit that Linux keeps")
+def test_more_threads_than_the_system_gives_are_an_error() -> None:
+    done = subprocess.run([sys.executable, "-c", CROWDED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("threads: 2000, the system gives only ")

@@ -28,7 +28,7 @@ SAID = [
     "It was late in the evening when the carriage came, and nobody had lit the lamps.",
     "Tell me what the old man did with the key after the lady had gone up the stairs.",
 ]
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,30 @@ def ids(n: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, 250, n).tolist()
 
 
+def lamp(on: bool) -> str:
+    """Switch the lamp."""
+    return "done"
+
+
+CALLED: Messages = [
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "id": "1",
+                "type": "function",
+                "function": {"name": "lamp", "arguments": '{"on": true}'},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "It is light."},
+]
+
+
 class Talk:
-    """A conversation held by chance: new turns, edits, forks, rewinds, other modes in between."""
+    """A conversation held by chance: new turns, edits, forks, rewinds, tools, other modes in
+    between, with thinking and without."""
 
     def __init__(self, model: lily.Model, seed: int) -> None:
         self.model = model
@@ -77,15 +99,22 @@ class Talk:
         if self.session is not None and chance() < 0.3:
             self.session.rewind(self.random.randrange(self.session.position + 1))
         self.say()
-        options: dict[str, Any] = {"thinking": chance() < 0.5, "n": self.random.randint(1, 12)}
+        options: dict[str, Any] = {"thinking": chance() < 0.5, "max_tokens": 1 + int(12 * chance())}
+        if chance() < 0.4:
+            options["tools"] = [lamp]
+            self.messages += CALLED if chance() < 0.5 else []
         if chance() < 0.3:  # states that decode steps made are about, and must not be used
-            run(self.model, self.messages, session=self.session, reuse="any", **options)
-        warm = run(self.model, self.messages, session=self.session, reuse="exact", **options)
-        cold = run(self.model, self.messages, reuse="off", **options)
+            self.reply(reuse="any", **options)
+        warm = self.reply(reuse="exact", **options)
+        cold = self.model.chat(self.messages, temperature=0, reuse="off", **options).result()
         assert warm.tokens == cold.tokens, (self.messages, options, warm.usage)
         assert warm.usage.reused < warm.usage.prompt
-        self.messages.append({"role": "assistant", "content": warm.text})
+        self.messages.append(warm.message())
         return warm.usage
+
+    def reply(self, **options: Any) -> lily.ReplyResult:
+        reply = self.model.chat(self.messages, session=self.session, temperature=0, **options)
+        return reply.result()
 
 
 def test_exact_reuse_never_changes_a_token(demo: lily.Model) -> None:

@@ -25,7 +25,7 @@ GREEDY = lily.Sampling(temperature=0)
 ROOT = Path(__file__).resolve().parents[3]
 DEMO = ROOT / "examples" / "demo_model" / "checkpoint"
 LONG = "LILY_LONG" in os.environ
-LENGTHS = [1, 5, 127, 128, 129, 700] if LONG else [1, 5, 128, 700]
+LENGTHS = [1, 5, 127, 128, 129, 700]
 
 
 @pytest.fixture(autouse=True)
