@@ -306,6 +306,28 @@ def test_threads_share_a_model(tiny: lily.Model) -> None:
     assert got == want
 
 
+def test_a_reply_is_done_beside_a_prompt_that_is_not(tiny: lily.Model) -> None:
+    """A prompt gives the device away between its chunks."""
+    begun, done = threading.Event(), threading.Event()
+    waited = []
+
+    def between_chunks(computed: int, total: int) -> None:
+        begun.set()
+        if computed < total and not waited:
+            waited.append(done.wait(60))
+
+    def reply() -> None:
+        begun.wait(60)
+        tiny.generate(PROMPT, max_tokens=5, temperature=0).result()
+        done.set()
+
+    other = threading.Thread(target=reply, daemon=True)
+    other.start()
+    tiny.session().prefill(PROMPT * 10, progress=between_chunks)
+    other.join()
+    assert waited == [True]
+
+
 def test_the_interpreter_lock_is_free_in_prefill(tiny: lily.Model) -> None:
     ticks = 0
     done = False
