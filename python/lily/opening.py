@@ -55,8 +55,8 @@ def open_model(
         ("context", context, 1, 2**31 - 1),
         ("threads", threads, 1, 2**31 - 1),
         ("chunk", chunk, 1, 2**31 - 1),
-        ("memory_limit", memory_limit, 1, 2**63 - 1),
-        ("reuse_memory", reuse_memory, 0, 2**63 - 1),
+        ("memory_limit", memory_limit, 1, None),
+        ("reuse_memory", reuse_memory, 0, None),
     ):
         if value is not None:
             check_whole(name, value, low, high)
