@@ -80,7 +80,8 @@ def requests(rng: random.Random) -> list[tuple[str, dict[str, Any]]]:
         chat(told, 60)  # thinks
         made.append(("/v1/completions", {"prompt": f"The {word}", "max_tokens": 24}))
         chat([user(f"A form about the {word}.")], 80, response_format=_schema(), thinking=False)
-        chat([user(word)], 80, tools=[LAMP], tool_choice="required", thinking=False)
+        once = {"tools": [LAMP], "tool_choice": "required", "parallel_tool_calls": False}
+        chat([user(word)], 80, thinking=False, **once)
     for n in (20, 50, 85):
         chat([user(TEXT * n)], 8, thinking=False)
     return [(route, {**body, "temperature": 0, "reuse": "exact"}) for route, body in made]
