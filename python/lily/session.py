@@ -110,8 +110,9 @@ class Snapshot:
 class Session:
     """One sequence of tokens and its state. Made by `Model.session`.
 
-    One thread uses a session at a time; only `cancel` may come from another. Every call checks its
-    arguments before it changes anything. After a stream, the last token it returned is `pending`:
+    One thread uses a session at a time: what another would change meanwhile is refused with
+    ValueError; only `cancel` may come from it. Every call checks its arguments before it changes
+    anything. After a stream, the last token it returned is `pending`:
     part of the text, but not consumed yet. The next call consumes it first.
     """
 

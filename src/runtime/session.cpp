@@ -49,6 +49,12 @@ void Session::begin_run() {
 // Checks
 // ---------------------------------------------------------------------------------------------
 
+std::unique_lock<std::recursive_mutex> Session::turn() {
+  std::unique_lock lock(in_use_, std::try_to_lock);
+  if (!lock) throw ArgumentError("session: another thread uses it, expected one at a time");
+  return lock;
+}
+
 void Session::check_usable() {
   engine_->check_process();
   if (poisoned_)
@@ -213,6 +219,7 @@ void Session::prefilled(uint32_t rows) {
 }
 
 void Session::prefill(std::span<const uint32_t> tokens, const Poll& poll) {
+  const auto held = turn();
   check_usable();
   check_tokens(tokens);
   check_room(tokens.size() + pending_.has_value());
@@ -225,6 +232,7 @@ void Session::prefill(std::span<const uint32_t> tokens, const Poll& poll) {
 }
 
 void Session::score(std::span<const uint32_t> tokens, float* out, const Poll& poll) {
+  const auto held = turn();
   check_usable();
   check_tokens(tokens);
   check_room(tokens.size() + pending_.has_value());
@@ -253,6 +261,7 @@ void Session::consume_pending() {
 }
 
 void Session::decode(uint32_t token) {
+  const auto held = turn();
   check_usable();
   check_tokens({&token, 1});
   check_room(1 + pending_.has_value());
@@ -264,6 +273,7 @@ void Session::decode(uint32_t token) {
 
 void Session::observe(std::span<const uint32_t> tokens, bool as_prefill,
                       const Plan::Observer& observer) {
+  const auto held = turn();
   check_usable();
   check_tokens(tokens);
   check_room(tokens.size() + pending_.has_value());
@@ -293,6 +303,7 @@ void Session::observe(std::span<const uint32_t> tokens, bool as_prefill,
 }
 
 void Session::reserve(uint32_t tokens) {
+  const auto held = turn();
   check_usable();
   check_room(tokens);
   stop();
@@ -331,6 +342,7 @@ void Session::check_bias(const Bias& bias) const {
 }
 
 void Session::start(const Draw& draw, const Bias& bias, uint32_t max_tokens) {
+  const auto held = turn();
   check_usable();
   if (max_tokens == 0) throw ArgumentError("max_tokens: expected at least 1, found 0");
   check_bias(bias);
@@ -376,6 +388,7 @@ void Session::fill_counts() {
 }
 
 std::optional<uint32_t> Session::next() {
+  const auto held = turn();
   check_usable();
   if (!decoder_) return std::nullopt;
   try {
@@ -387,6 +400,7 @@ std::optional<uint32_t> Session::next() {
 }
 
 void Session::advance() {
+  const auto held = turn();
   check_usable();
   if (!pending_) throw ArgumentError("advance: expected a pending token, found none");
   check_room(1);
@@ -396,6 +410,7 @@ void Session::advance() {
 }
 
 void Session::force(uint32_t token) {
+  const auto held = turn();
   check_usable();
   check_tokens({&token, 1});
   check_room(pending_.has_value());
@@ -406,6 +421,7 @@ void Session::force(uint32_t token) {
 }
 
 void Session::stop() {
+  const auto held = turn();
   streaming_ = false;
   end_decoder();
 }
@@ -421,6 +437,7 @@ void Session::end_decoder() {
 // ---------------------------------------------------------------------------------------------
 
 void Session::reset() {
+  const auto held = turn();
   engine_->check_process();
   decoder_.reset();
   streaming_ = false;
@@ -441,6 +458,7 @@ size_t Session::snapshot_bytes(uint32_t rows) const {
 }
 
 Snapshot Session::snapshot() {
+  const auto held = turn();
   check_usable();
   stop();
   auto copy = [&](const Buffer& from, const char* label) {
@@ -458,6 +476,7 @@ Snapshot Session::snapshot() {
 }
 
 void Session::restore(const Snapshot& from) {
+  const auto held = turn();
   engine_->check_process();
   if (from.engine != engine_)
     throw ArgumentError("snapshot: expected one of this model, found one of another");
@@ -482,6 +501,7 @@ void Session::restore(const Snapshot& from) {
 }
 
 void Session::discard_pending() {
+  const auto held = turn();
   check_usable();
   stop();
   pending_.reset();

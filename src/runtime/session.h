@@ -1,11 +1,12 @@
 // One sequence of tokens: position, KV cache, recurrent state.
 //
 // Every call first checks its arguments and then changes the session; a refused call leaves it as
-// it was. One thread uses a session at a time, except for cancel().
+// it was. One thread changes a session at a time; only cancel() may come from others.
 #pragma once
 
 #include <atomic>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <span>
 
@@ -88,6 +89,10 @@ class Session {
  private:
   friend class Decoder;
 
+  // Held by whoever changes the session. Throws ArgumentError while another thread does; a callback
+  // may call again from within.
+  std::unique_lock<std::recursive_mutex> turn();
+
   void check_usable();
   void check_tokens(std::span<const uint32_t> tokens) const;
   void check_room(size_t n) const;
@@ -128,6 +133,7 @@ class Session {
   bool poisoned_ = false;
   bool streaming_ = false;  // a stream was started, and only its own calls came since
   std::atomic<bool> cancelled_{false};
+  std::recursive_mutex in_use_;
   Bindings bindings_;
   std::unique_ptr<Decoder> decoder_;
 };

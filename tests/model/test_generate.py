@@ -7,6 +7,7 @@ import itertools
 import os
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -373,3 +374,33 @@ def test_closing(checkpoint) -> None:
     for call in (lambda: session.prefill([1]), model.session, lambda: model.generate([1])):
         with pytest.raises(ValueError, match="closed"):
             call()
+
+
+def test_a_second_thread_is_refused_and_changes_nothing(tiny: lily.Model) -> None:
+    session = tiny.session()
+    refused: list[str] = []
+
+    def intrude() -> None:
+        calls: list[Callable[[], object]] = [
+            lambda: session.prefill([1]),
+            lambda: session.decode(1),
+            session.snapshot,
+            session.reset,
+            session.discard_pending,
+        ]
+        for call in calls:
+            with pytest.raises(ValueError, match="another thread") as error:
+                call()
+            refused.append(str(error.value))
+
+    def progress(done: int, total: int) -> None:
+        if not refused:
+            thread = threading.Thread(target=intrude)
+            thread.start()
+            thread.join()
+
+    prompt = (PROMPT * 10)[:400]
+    logits = np.asarray(session.prefill(prompt, progress=progress))
+    assert len(refused) == 5
+    assert session.tokens == prompt
+    assert np.array_equal(logits, np.asarray(tiny.session().prefill(prompt)))

@@ -81,9 +81,18 @@ class ChatWriter:
 
     def whole(self, done: Finished) -> dict[str, Any]:
         result = done.result
-        message = result.message() | {"reasoning_content": result.reasoning or None}
+        message: dict[str, Any] = {"role": "assistant", "content": result.content}
+        message["reasoning_content"] = result.reasoning or None
         if result.tool_calls:
             message["content"] = result.content or None
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments_json},
+                }
+                for call in result.tool_calls
+            ]
         logprobs = None
         if self._logprobs:
             logprobs = {"content": [chat_logprob(entry) for entry in result.logprobs or ()]}
