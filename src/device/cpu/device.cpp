@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <charconv>
 #include <cstring>
 #include <exception>
 #include <fstream>
@@ -84,14 +85,20 @@ Isa choose_isa(std::string_view asked) {
 }
 
 #if defined(__linux__)
-// The first number of a file, or "no limit" when there is none.
+// The first number of a file, or of its line that begins so; "no limit" when there is none. Without
+// operator>>, whose locale is another library's where a program holds two C++ libraries.
 size_t number_in(const std::string& path, const std::string& after = "") {
   std::ifstream file(path);
-  std::string word;
-  while (!after.empty() && file >> word && word != after) {
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind(after, 0) != 0) continue;
+    const size_t start = line.find_first_not_of(" \t", after.size());
+    if (start == std::string::npos) break;
+    size_t n = 0;
+    const char* end = line.data() + line.size();
+    if (std::from_chars(line.data() + start, end, n).ec == std::errc()) return n;
+    break;
   }
-  size_t n;
-  return file >> n ? n : std::numeric_limits<size_t>::max();
+  return std::numeric_limits<size_t>::max();
 }
 
 size_t control_group_limit() {
