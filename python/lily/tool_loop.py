@@ -46,7 +46,11 @@ class ToolRun:
 
 
 class ToolLoop:
-    """Asks, calls, tells the answers, and asks again."""
+    """Asks, calls, tells the answers, and asks again.
+
+    Attributes:
+        cancelled: whether `cancel` was called.
+    """
 
     def __init__(
         self,
@@ -73,7 +77,7 @@ class ToolLoop:
         self._on_piece = on_piece
         self._options = options
         self._reply: Reply | None = None
-        self._cancelled = False
+        self.cancelled = False
 
     def run(self) -> ToolRun:
         replies: list[ReplyResult] = []
@@ -91,7 +95,7 @@ class ToolLoop:
     def _ask(self) -> ReplyResult:
         with self._model.chat(self._messages, tools=self._tools, **self._options) as reply:
             self._reply = reply
-            if self._cancelled:
+            if self.cancelled:
                 reply.cancel()
             for piece in reply:
                 if self._on_piece is not None:
@@ -100,7 +104,7 @@ class ToolLoop:
 
     def _answer(self, call: ToolCall) -> str:
         """What the function says, or what went wrong, for the model to read."""
-        if self._cancelled:
+        if self.cancelled:
             raise Cancelled("run_tools: cancelled")
         function = self._functions.get(call.name)
         if function is None:
@@ -109,7 +113,7 @@ class ToolLoop:
 
     def cancel(self) -> None:
         """Stop the reply that runs; no function is called any more. From any thread."""
-        self._cancelled = True
+        self.cancelled = True
         if self._reply is not None:
             self._reply.cancel()
 
@@ -136,6 +140,8 @@ async def in_loop(
         def call(*args: Any, **kwargs: Any) -> Any:
             answer = asyncio.run_coroutine_threadsafe(function(*args, **kwargs), loop)
             waits.add(answer)
+            if run.cancelled:  # before it was among them
+                answer.cancel()
             try:
                 return answer.result()
             finally:

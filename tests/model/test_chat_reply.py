@@ -335,11 +335,11 @@ def test_cancelling_the_task_cancels_the_function_it_waits_for(
         task = asyncio.create_task(demo.arun_tools(CHAT, [weather]))
         await called.wait()
         task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        done, _ = await asyncio.wait([task], timeout=30)
+        assert done and task.cancelled()
 
     scripted(demo, monkeypatch, *[CALL.format("")] * 2)
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(main())
     assert ended == ["Oslo"]
 
 
