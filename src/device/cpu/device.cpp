@@ -1,9 +1,9 @@
 #include "device/cpu/device.h"
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdlib>
-#include <charconv>
 #include <cstring>
 #include <exception>
 #include <fstream>
