@@ -54,7 +54,18 @@ class Pieces(ABC, Generic[P]):
     _thread: ThreadPoolExecutor | None = None
 
     def __next__(self) -> P:
+        self._check_at_rest()
         return next(self._run)
+
+    def _check_at_rest(self) -> None:
+        """Raise ValueError while another thread waits for a piece."""
+        if getattr(self._run, "gi_running", False):
+            raise ValueError("reply: another thread is reading it, expected one at rest")
+
+    def _end(self) -> None:
+        """Give no more pieces."""
+        self._check_at_rest()
+        self._run.close()  # type: ignore[attr-defined]
 
     @abstractmethod
     def cancel(self) -> None:

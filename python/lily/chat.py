@@ -241,6 +241,8 @@ def _tool_call(call: object, where: str) -> dict[str, Any]:
         raise ValueError(f"{where}: {type(call).__name__}, expected a tool call object")
     if isinstance(function := call.get("function"), Mapping):
         return {**call, "function": _tool_call(function, f"{where}.function")}
+    if not isinstance(name := call.get("name"), str):
+        raise ValueError(f"{where}.name: {name!r}, expected a string")
     return {**call, "arguments": _arguments(call["arguments"])} if "arguments" in call else {**call}
 
 

@@ -200,7 +200,7 @@ class Reply(Pieces[ReplyPiece]):
 
     def close(self) -> None:
         """Stop; what came so far stays available through `result()`."""
-        self._run.close()  # type: ignore[attr-defined]
+        self._end()
         self._generation.close()
 
     def text(self) -> str:

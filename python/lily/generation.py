@@ -292,14 +292,14 @@ class Generation(Pieces[Piece]):
 
     def cancel(self) -> None:
         if self._finish_reason is not None:
-            return  # what runs in the session is another's
+            return  # what runs in the session now is not this
         self._cancelled = True
         with contextlib.suppress(ValueError):  # closed: nothing runs
             self.session.cancel()
 
     def close(self) -> None:
         """Stop; pieces so far stay available through `result()`."""
-        self._run.close()  # type: ignore[attr-defined]
+        self._end()
         if self._finish_reason is None:
             self._finish_reason = "cancelled"
         if self._owns_session:

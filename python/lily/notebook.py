@@ -80,8 +80,7 @@ class Live:
         self._thread: threading.Thread | None = None
         self._driver: threading.Thread | None = None  # whose loop takes the pieces
         self._source: Iterator[Any] = reply._run
-        if getattr(self._source, "gi_running", False):
-            raise ValueError("reply: another thread is reading it, expected one at rest")
+        reply._check_at_rest()
         reply._run = _Followed(self)
         self._report_prompt()
 

@@ -197,3 +197,19 @@ def test_cancelling_the_task_stops_a_load():
 
     asyncio.run(main())
     assert stopped.is_set()
+
+
+def test_reading_or_closing_what_is_being_read_is_refused(tiny):
+    said = []
+
+    def progress(done, total):
+        if said:
+            return
+        for call in (lambda: next(generation), generation.close):
+            with pytest.raises(ValueError, match="another thread is reading it") as error:
+                call()
+            said.append(error)
+
+    generation = tiny.generate(PROMPT, max_tokens=2, sampling=GREEDY, progress=progress)
+    assert generation.result().finish_reason == "length"
+    assert len(said) == 2

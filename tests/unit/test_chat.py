@@ -219,6 +219,10 @@ DOUBLED = (
         ([{"content": "hi"}], r"messages\[0\].role"),
         ([{"role": "user"}], r"messages\[0\].content"),
         ([USER, {"role": "user", "content": 3}], r"messages\[1\].content"),
+        (
+            [USER, {"role": "assistant", "tool_calls": [{"id": "1"}]}],
+            r"messages\[1\].tool_calls\[0\].name",
+        ),
         ([{"role": "user", "content": ["hi"]}], r"messages\[0\].content\[0\]"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
