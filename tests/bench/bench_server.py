@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What the server adds to each token: a streamed reply over HTTP beside the same call in-process.
 
-    python tests/bench/bench_server.py [CHECKPOINT] [--rounds N] [--tokens N]
+    python tests/bench/bench_server.py [CHECKPOINT] [--rounds N] [--tokens N] [--threads N]
 
 Rounds alternate. A token's time is that of the whole reply after its first token, divided by the
 tokens after it; both sides draw the same tokens. The last line is the processor time of the server
@@ -104,6 +104,7 @@ def main() -> None:
     parser.add_argument("checkpoint", nargs="?", default=ROOT / "examples/demo_model/checkpoint")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--threads", type=int, help="of the model; leave cores for both sides")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     args = parser.parse_args()
     inside, outside = [], []
@@ -111,7 +112,7 @@ def main() -> None:
         be_client(args.client)
         return
     with (
-        lily.Model.load(args.checkpoint) as model,
+        lily.Model.load(args.checkpoint, threads=args.threads) as model,
         running(model) as server,
         other_process(server.url) as client,
     ):
