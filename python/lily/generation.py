@@ -292,8 +292,10 @@ class Generation(Pieces[Piece]):
 
     def cancel(self) -> None:
         if self._finish_reason is not None:
-            return  # what runs in the session now is not this
+            return
         self._cancelled = True
+        if not self._started_at or (self._stream is not None and not self._stream.is_running):
+            return  # what runs in the session, if anything, is not this
         with contextlib.suppress(ValueError):  # closed: nothing runs
             self.session.cancel()
 

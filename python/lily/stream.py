@@ -147,7 +147,7 @@ class Stream:
         if self.finish_reason is not None:
             raise StopIteration
         core = self._session._live()
-        if not self._is_running() or self._session.cancels != self._cancels:
+        if not self.is_running or self._session.cancels != self._cancels:
             return self._end("cancelled")
         if not self._forced and self._constraint is not None and self._constraint.finished:
             return self._end("stop")
@@ -233,7 +233,8 @@ class Stream:
             values = np.concatenate([values, np.full(len(banned), -np.inf, np.float32)])
         core.start(**self._draw, bias_ids=ids, bias=values, max_tokens=max_tokens)
 
-    def _is_running(self) -> bool:
+    @property
+    def is_running(self) -> bool:
         """Whether the session still draws for this stream: another call may have ended it."""
         session = self._session
         return (
@@ -244,7 +245,7 @@ class Stream:
 
     def _end(self, reason: FinishReason) -> Piece:
         self.finish_reason = reason
-        if self._is_running():
+        if self.is_running:
             self._session._live().stop()
         rest = self._stops.push(self._decoder.finish()) if self._decoder else ""
         return Piece(rest + self._stops.finish(), None)
@@ -253,7 +254,7 @@ class Stream:
         """Stop drawing. The stream counts as cancelled if it had not ended."""
         if self.finish_reason is None:
             self.finish_reason = "cancelled"
-            if self._is_running():
+            if self.is_running:
                 self._session._live().stop()
 
     def __repr__(self) -> str:

@@ -213,3 +213,17 @@ def test_reading_or_closing_what_is_being_read_is_refused(tiny):
     generation = tiny.generate(PROMPT, max_tokens=2, sampling=GREEDY, progress=progress)
     assert generation.result().finish_reason == "length"
     assert len(said) == 2
+
+
+def test_a_generation_that_another_has_replaced_does_not_cancel_it(tiny):
+    session = tiny.session()
+    old = session.generate(PROMPT, sampling=GREEDY)
+    idle = session.generate(PROMPT, sampling=GREEDY)
+    next(old)
+    new = session.generate([*PROMPT, 9], max_tokens=6, sampling=GREEDY)
+    next(new)
+    old.cancel()
+    idle.cancel()
+    assert new.result().finish_reason == "length"
+    assert next(old).token is None
+    assert (old.finish_reason, idle.result().finish_reason) == ("cancelled", "cancelled")
