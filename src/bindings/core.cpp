@@ -445,11 +445,11 @@ void bind_session(nb::module_& m) {
       .def("reserve", &Session::reserve, "tokens"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("decode", &Session::decode, "token"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("logits",
-           [](const Session& s) -> std::optional<Row> {
+           [](Session& s) -> std::optional<Row> {
+             const auto held = s.turn();
              const float* p = s.logits();
              if (!p) return std::nullopt;
-             const size_t v =
-                 const_cast<Session&>(s).engine().config().vocab_size;
+             const size_t v = s.engine().config().vocab_size;
              return array({p, p + v});
            })
       .def(
@@ -486,8 +486,16 @@ void bind_session(nb::module_& m) {
       .def_prop_ro("context", &Session::context)
       .def_prop_ro("pending", &Session::pending)
       .def_prop_ro("exact", &Session::exact)
-      .def_prop_ro("tokens", [](const Session& s) { return s.tokens(); })
-      .def_prop_ro("token_bytes", [](const Session& s) { return token_bytes(s.tokens()); })
+      .def_prop_ro("tokens",
+                   [](Session& s) {
+                     const auto held = s.turn();
+                     return s.tokens();
+                   })
+      .def_prop_ro("token_bytes",
+                   [](Session& s) {
+                     const auto held = s.turn();
+                     return token_bytes(s.tokens());
+                   })
       .def("snapshot_bytes", &Session::snapshot_bytes, "rows"_a)
       .def_prop_ro("kv_bytes", &Session::kv_bytes)
       .def_prop_ro("device_s", &Session::device_s)

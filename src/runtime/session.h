@@ -67,6 +67,10 @@ class Session {
   void restore(const Snapshot&);
   void discard_pending();
 
+  // Held by whoever changes the session or reads what may move meanwhile. Throws ArgumentError while
+  // another thread does; a callback may call again from within.
+  std::unique_lock<std::recursive_mutex> turn();
+
   uint32_t position() const { return static_cast<uint32_t>(tokens_.size()); }
   uint32_t context() const { return context_; }
   std::optional<uint32_t> pending() const { return pending_; }
@@ -88,10 +92,6 @@ class Session {
 
  private:
   friend class Decoder;
-
-  // Held by whoever changes the session. Throws ArgumentError while another thread does; a callback
-  // may call again from within.
-  std::unique_lock<std::recursive_mutex> turn();
 
   void check_usable();
   void check_tokens(std::span<const uint32_t> tokens) const;

@@ -387,6 +387,8 @@ def test_a_second_thread_is_refused_and_changes_nothing(tiny: lily.Model) -> Non
             session.snapshot,
             session.reset,
             session.discard_pending,
+            lambda: session.tokens,
+            lambda: session.logits,
         ]
         for call in calls:
             with pytest.raises(ValueError, match="another thread") as error:
@@ -401,6 +403,6 @@ def test_a_second_thread_is_refused_and_changes_nothing(tiny: lily.Model) -> Non
 
     prompt = (PROMPT * 10)[:400]
     logits = np.asarray(session.prefill(prompt, progress=progress))
-    assert len(refused) == 5
+    assert len(refused) == 7
     assert session.tokens == prompt
     assert np.array_equal(logits, np.asarray(tiny.session().prefill(prompt)))
