@@ -46,3 +46,9 @@ def test_no_request_breaks_the_server(schema: Any, path: str, method: str, mode:
 
 def test_the_description_names_every_route(schema: Any) -> None:
     assert {operation.ok().path for operation in schema.get_all_operations()} == {*GETS, *POSTS}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_the_description_names_both_forms_of_an_answer(schema: Any, path: str) -> None:
+    content = schema.raw_schema["paths"][path]["post"]["responses"]["200"]["content"]
+    assert content.keys() == {"application/json", "text/event-stream"}

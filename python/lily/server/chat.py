@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from lily.sampling import Sampling
 from lily.server.bodies import StrictRoute
-from lily.server.events import answer
+from lily.server.events import WHOLE_OR_STREAM, answer
 from lily.server.logprobs import chat_logprob
 from lily.server.options import chat_arguments, check_model
 from lily.server.protocol import ChatRequest
@@ -23,7 +23,7 @@ def chat_routes(state: State) -> APIRouter:
     """The route, for one model."""
     router = APIRouter(route_class=StrictRoute)
 
-    @router.post("/v1/chat/completions", response_model=None)
+    @router.post("/v1/chat/completions", response_model=None, responses=WHOLE_OR_STREAM)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         check_model(body.model, state.settings.name)
         arguments = chat_arguments(body, state.sampling, state.model.n_tokens)

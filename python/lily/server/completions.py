@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from lily.sampling import Sampling
 from lily.server.bodies import StrictRoute
-from lily.server.events import answer
+from lily.server.events import WHOLE_OR_STREAM, answer
 from lily.server.failures import refused
 from lily.server.logprobs import completion_logprobs
 from lily.server.options import check_model, common
@@ -25,7 +25,7 @@ def completion_routes(state: State) -> APIRouter:
     """The route, for one model."""
     router = APIRouter(route_class=StrictRoute)
 
-    @router.post("/v1/completions", response_model=None)
+    @router.post("/v1/completions", response_model=None, responses=WHOLE_OR_STREAM)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         check_model(body.model, state.settings.name)
         arguments = _arguments(body, state)

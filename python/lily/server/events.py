@@ -19,6 +19,15 @@ GRACE_S = 1.0
 """How long a stream waits for its first piece before its headers go out: until then, a refusal or a
 failure can still be a status."""
 
+EVENTS = "text/event-stream"
+WHOLE_OR_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The whole reply, or with `stream` its events.",
+        "content": {EVENTS: {"schema": {"type": "string"}}},
+    }
+}
+"""What a route that may stream says of its answer, beside JSON."""
+
 
 def event(data: Mapping[str, Any]) -> bytes:
     """`data` as one event."""
@@ -89,7 +98,7 @@ class EventStream(Response):
     def __init__(self, work: Work, writer: Writer, keep_alive_s: float, begun: list[Event]) -> None:
         super().__init__(
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-            media_type="text/event-stream",
+            media_type=EVENTS,
         )
         del self.headers["content-length"]
         self._work = work
