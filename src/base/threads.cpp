@@ -1,10 +1,10 @@
 #include "base/threads.h"
 
 #include <algorithm>
+#include <exception>
 #include <fstream>
 #include <set>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include "base/error.h"
@@ -48,7 +48,7 @@ ThreadPool::ThreadPool(uint32_t n_threads) {
   threads_.reserve(n_threads - 1);
   try {
     for (uint32_t i = 1; i < n_threads; ++i) threads_.emplace_back([this, i] { loop(i); });
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {  // no further thread
     end();
     throw DeviceError("threads: " + std::to_string(n_threads) + ", the system gives only " +
                       std::to_string(size()));

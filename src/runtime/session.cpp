@@ -49,10 +49,12 @@ void Session::begin_run() {
 // Checks
 // ---------------------------------------------------------------------------------------------
 
-std::unique_lock<std::recursive_mutex> Session::turn() {
-  std::unique_lock lock(in_use_, std::try_to_lock);
-  if (!lock) throw ArgumentError("session: another thread uses it, expected one at a time");
-  return lock;
+Turn::Turn(std::atomic<std::thread::id>& user) : user_(user) {
+  const std::thread::id own = std::this_thread::get_id();
+  if (user == own) return;
+  std::thread::id nobody;
+  ends_ = user.compare_exchange_strong(nobody, own);
+  if (!ends_) throw ArgumentError("session: another thread uses it, expected one at a time");
 }
 
 void Session::check_usable() {

@@ -6,9 +6,9 @@
 
 #include <atomic>
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <span>
+#include <thread>
 
 #include "runtime/snapshot.h"
 
@@ -20,6 +20,20 @@ class Decoder;
 struct Bias {
   std::span<const uint32_t> ids;
   std::span<const float> values;
+};
+
+// A thread's time with a session.
+class Turn {
+ public:
+  explicit Turn(std::atomic<std::thread::id>& user);
+  ~Turn() {
+    if (ends_) user_ = std::thread::id();
+  }
+  Turn(const Turn&) = delete;
+
+ private:
+  std::atomic<std::thread::id>& user_;
+  bool ends_ = false;  // not within another turn of the same thread
 };
 
 class Session {
@@ -69,7 +83,7 @@ class Session {
 
   // Held by whoever changes the session or reads what may move meanwhile. Throws ArgumentError while
   // another thread does; a callback may call again from within.
-  std::unique_lock<std::recursive_mutex> turn();
+  Turn turn() { return Turn(user_); }
 
   uint32_t position() const { return static_cast<uint32_t>(tokens_.size()); }
   uint32_t context() const { return context_; }
@@ -133,7 +147,7 @@ class Session {
   bool poisoned_ = false;
   bool streaming_ = false;  // a stream was started, and only its own calls came since
   std::atomic<bool> cancelled_{false};
-  std::recursive_mutex in_use_;
+  std::atomic<std::thread::id> user_{};  // the thread whose turn it is
   Bindings bindings_;
   std::unique_ptr<Decoder> decoder_;
 };
